@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both create .venv on first use.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The extra that fits this machine: an NVIDIA card that answers, or none.
+EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q . && echo gpu || echo cpu)
+
+.PHONY: demo test check soak bench docs clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/colonnade demo
+
+test: check
+	@$(BIN)/pytest --cov --cov-report=term tests
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+soak: $(VENV)/.dev
+	@$(BIN)/pytest -n 0 tests/soak
+
+bench: $(VENV)/.dev
+	@for question in benchmarks/*/main.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done
+
+docs: $(VENV)/.dev
+	@$(BIN)/pytest -n 0 tests/test_docs.py
+
+clean:
+	rm -rf $(VENV)
+
+# A stamp per set of packages: a second run installs nothing unless pyproject.toml changed.
+$(VENV)/.demo: pyproject.toml | $(VENV)/.python
+	@echo "Installing TensorFlow ($(EXTRA)) and Colonnade into $(VENV), once; this takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.python
+	@echo "Installing TensorFlow ($(EXTRA)), Colonnade and its tools into $(VENV), once; this takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo,dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Colonnade needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,62 @@
+"""Every error that Colonnade raises on purpose.
+
+ColonnadeError
+├── InvalidArgument (ValueError)      what the user passed cannot be used; lists everything wrong
+├── MissingTensorFlow (ImportError)   TensorFlow is not installed
+├── AlreadyStarted (RuntimeError)     TensorFlow has started its devices; settings come too late
+└── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class ColonnadeError(Exception):
+    """The root: `except cn.ColonnadeError` catches whatever Colonnade raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with what a user passed, in the four parts that help to mend it."""
+
+    argument: str
+    value: object
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.argument}={self.value!r}: {self.rule}. {self.fix}."
+
+
+class InvalidArgument(ColonnadeError, ValueError):
+    """Arguments that cannot be used; `problems` holds every one of them."""
+
+    def __init__(self, where: str, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join([f"{where} cannot work with:", *(f"  {p}" for p in self.problems)]))
+
+
+class MissingTensorFlow(ColonnadeError, ImportError):
+    """TensorFlow is needed and not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"colonnade.{name} needs TensorFlow, which is not installed. Install one of\n"
+            "  pip install 'colonnade[cpu]'    for a machine without cards\n"
+            "  pip install 'colonnade[gpu]'    for NVIDIA cards"
+        )
+
+
+class AlreadyStarted(ColonnadeError, RuntimeError):
+    """Settings arrived after TensorFlow had started its devices."""
+
+
+class PlacementError(ColonnadeError, RuntimeError):
+    """An op ran, or would have to run, on another device than the one asked for."""
+
+
+def check(where: str, problems: Iterable[Problem]) -> None:
+    """Raise one error that lists all `problems`, if there are any."""
+    found = tuple(problems)
+    if found:
+        raise InvalidArgument(where, found)

@@ -1,0 +1,1 @@
+"""Cards, devices, and everything that is special about them."""

@@ -1,0 +1,261 @@
+"""Which op ran on which device, from the graph as TensorFlow placed it, not from what was requested."""
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from colonnade.errors import PlacementError
+from colonnade.hardware.profile import profile
+
+# Ops that the runtime adds to move values and to drive loops; they compute nothing.
+PLUMBING = re.compile(
+    "_Arg|_Retval|_(Host)?(Send|Recv)|_EagerConst|Const|NoOp|Placeholder|Enter|Exit|Merge|_?SwitchN?|"
+    "NextIteration|LoopCond"
+)
+# These run where the variable lives, wherever they are asked for.
+VARIABLE_ACCESS = re.compile(
+    r"VarHandleOp|ReadVariable|AssignVariable|AssignAdd|AssignSub|VariableShape|Resource"
+)
+# A call of a function, as it shows in the names of the ops inside.
+CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?/")
+LOCAL = "/job:localhost/replica:0/task:0"
+# The names under which a tape builds its ops.
+BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|[^/]*_grad)(/|$)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """An op of a function that was run: `calls` is how often it was executed in that run."""
+
+    name: str
+    op: str
+    asked: str
+    actual: str
+    phase: str  # forward or backward
+    calls: int
+
+    @property
+    def moved(self) -> bool:
+        return bool(self.asked) and not _same(self.asked, self.actual)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ops of one run were executed; `variables` are the accesses to variables, apart."""
+
+    ops: tuple[Row, ...]
+    variables: tuple[Row, ...]
+
+    @property
+    def moved(self) -> tuple[Row, ...]:
+        """The ops that ran elsewhere than asked: they have no kernel for the device asked for."""
+        return tuple(row for row in self.ops if row.moved)
+
+    def devices(self, phase: str | None = None) -> tuple[str, ...]:
+        """The devices that ran at least one op, in order."""
+        return tuple(sorted({row.actual for row in self.ops if phase in (None, row.phase)}, key=_by_number))
+
+    def table(self) -> Table:
+        table = Table(title="Where each op ran", title_justify="left")
+        for column in ("op", "type", "asked", "ran on", "phase"):
+            table.add_column(column, overflow="fold")
+        table.add_column("calls", justify="right")
+        for kind, rows in (("", self.ops), ("variable access", self.variables)):
+            if kind and rows:
+                table.add_section()
+            for row in rows:
+                style = "yellow" if row.moved and not kind else None
+                cells = (
+                    re.sub(CALL, "", row.name),
+                    row.op,
+                    short(row.asked),
+                    short(row.actual),
+                    kind or row.phase,
+                )
+                table.add_row(*cells, str(row.calls), style=style)
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=120, highlight=False)
+        with console.capture() as text:
+            console.print(self.table())
+            for row in self.moved:
+                console.print(f"{row.op} was asked for on {short(row.asked)} and ran on {short(row.actual)}.")
+        return text.get().rstrip("\n")
+
+
+def short(device: str) -> str:
+    """`/job:localhost/replica:0/task:0/device:CPU:1` as `CPU:1`; other jobs keep their name."""
+    return re.sub(r"^(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?", "", device)
+
+
+def placement(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Placement:
+    """Run `fn` once and report which op ran where, ops of called functions and loops included.
+
+    Args:
+        fn: a `tf.function`, or any function of TensorFlow code; its side effects happen once.
+        *args, **kwargs: what it is called with.
+
+    Returns:
+        A `Placement`; it prints as a table. Ops that TensorFlow's optimiser removed did not run
+        and are not listed.
+
+    Example:
+        >>> import colonnade as cn
+        >>> def double(x):
+        ...     with tf.device("/device:CPU:1"):
+        ...         return 2 * x
+        >>> cn.placement(double, tf.ones(3)).devices()
+        ('/device:CPU:1',)
+    """
+    # Only a function that is new to the runtime is reported, so the call is wrapped in one.
+    wrapped = tf.function(lambda *a, **k: fn(*a, **k), autograph=False)
+    concrete = wrapped.get_concrete_function(*args, **kwargs)
+    asked = dict(_asked(concrete.graph.as_graph_def()))
+    _refuse_missing(asked)
+    nodes, calls = _run(lambda: wrapped(*args, **kwargs))
+    backward = _backward(nodes)
+    rows = [
+        Row(
+            name=_own(node.name),
+            op=node.op,
+            asked=asked.get(_stem(node.name), ""),
+            actual=node.device.removeprefix(LOCAL),
+            phase="backward" if node.name in backward else "forward",
+            calls=calls[node.name],
+        )
+        for node in nodes
+        if not PLUMBING.fullmatch(node.op) and calls[node.name]
+    ]
+    rows.sort(key=lambda row: (_by_number(row.actual), row.phase == "backward"))
+    return Placement(
+        ops=tuple(row for row in rows if not VARIABLE_ACCESS.search(row.op)),
+        variables=tuple(row for row in rows if VARIABLE_ACCESS.search(row.op)),
+    )
+
+
+def _run(call: Callable[[], Any]) -> tuple[list[Any], Counter[str]]:
+    """Run a new function; its placed nodes, and how often each node was executed."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer = tf.summary.create_file_writer(folder)
+        tf.summary.trace_on(graph=True, profiler=False)
+        try:
+            calls = Counter(event.name for event in profile(call))
+        except tf.errors.InvalidArgumentError as error:
+            raise _unplaced(error) from error
+        finally:
+            with writer.as_default():
+                tf.summary.trace_export("placement", step=0)
+            writer.close()
+        nodes = [
+            node
+            for path in sorted(Path(folder).glob("events*"))
+            for graph in _placed_graphs(str(path))
+            for node in graph.node
+        ]
+    return nodes, calls
+
+
+def _placed_graphs(path: str) -> Iterator[Any]:
+    for record in tf.data.TFRecordDataset(path):
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
+            for data in value.tensor.string_val:
+                for function in tf.compat.v1.RunMetadata.FromString(data).function_graphs:
+                    yield from function.partition_graphs
+
+
+def _asked(graph: Any) -> Iterator[tuple[str, str]]:
+    """Node names as they are after inlining, with the device asked for: the node's own, else its caller's."""
+    functions = {function.signature.name: function for function in graph.library.function}
+
+    def walk(nodes: Any, prefix: str, caller: str) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            device = node.device or caller
+            yield prefix + node.name, device
+            for key, attribute in node.attr.items():
+                inner = functions.get(attribute.func.name)
+                if inner is not None:
+                    branch = {"f": "", "then_branch": "then/", "else_branch": "else/"}.get(key, f"{key}/")
+                    yield from walk(inner.node_def, f"{prefix}{node.name}/{branch}", device)
+
+    return walk(graph.node, "", "")
+
+
+def _stem(name: str) -> str:
+    """A placed node's name without the counters that inlining loops and branches adds."""
+    return re.sub(r"/_\d+(?=/|$)", "", name)
+
+
+def _own(name: str) -> str:
+    """The name inside the user's function: without the call that leads to it."""
+    first = CALL.match(name)
+    return name[first.end() :] if first else name
+
+
+def _backward(nodes: list[Any]) -> set[str]:
+    """The nodes that a tape built, and all that use what they compute, over copies between devices too."""
+    sends = {node.attr["tensor_name"].s: node.name for node in nodes if node.op.endswith("Send")}
+    users: dict[str, list[str]] = {}
+    for node in nodes:
+        sources = [source.removeprefix("^").partition(":")[0] for source in node.input]
+        if node.op.endswith("Recv"):
+            sources.append(sends.get(node.attr["tensor_name"].s, ""))
+        for source in sources:
+            users.setdefault(source, []).append(node.name)
+    found: set[str] = set()
+    waiting = [node.name for node in nodes if BACKWARD.search(node.name) and not PLUMBING.fullmatch(node.op)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(users.get(name, ()))
+    return found
+
+
+def _same(asked: str, actual: str) -> bool:
+    """Whether a device satisfies a request, which may leave parts open."""
+    wanted, got = tf.DeviceSpec.from_string(asked), tf.DeviceSpec.from_string(actual)
+    local = tf.DeviceSpec(job="localhost", replica=0, task=0)
+    got = local.make_merged_spec(got)
+    return all(
+        getattr(wanted, part) in (None, getattr(got, part))
+        for part in ("job", "replica", "task", "device_type", "device_index")
+    )
+
+
+def _by_number(device: str) -> tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index
+
+
+def _unplaced(error: Exception) -> Exception:
+    """TensorFlow's own words for an op that cannot be placed, made short; any other error as it is."""
+    found = re.search(r"Cannot assign a device for operation (\S+?):.*?assigned to (\S+)", str(error), re.S)
+    if not found:
+        return error
+    return _cannot_run(*found.groups())
+
+
+def _refuse_missing(asked: dict[str, str]) -> None:
+    """Without soft placement, name the op that asks for a device that is not there."""
+    have = [device.name for device in tf.config.list_logical_devices()]
+    for name, device in asked.items():
+        local = tf.DeviceSpec.from_string(device).job in (None, "localhost")
+        if local and not tf.config.get_soft_device_placement() and not any(_same(device, h) for h in have):
+            raise _cannot_run(_own(name), device)
+
+
+def _cannot_run(op: str, device: str) -> PlacementError:
+    have = ", ".join(d.name for d in tf.config.list_logical_devices())
+    return PlacementError(
+        f"op {op} is asked for on {device}, which is not there or has no kernel for it "
+        f"(devices: {have}). Change the tf.device around it, or call cn.setup(soft_placement=True)."
+    )

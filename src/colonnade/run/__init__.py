@@ -1,0 +1,1 @@
+"""TensorFlow: run one-device functions on many devices."""

@@ -1,0 +1,238 @@
+"""Batches: which arguments are split over the devices, and how.
+
+Every tensor among the arguments is split on its first dim, in consecutive slices whose sizes differ
+by at most one; Python values, 0-d tensors and what is wrapped in `broadcast` pass whole.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import Problem, check
+
+COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
+TENSORS = (tf.Tensor, tf.Variable, np.ndarray, np.generic, *COMPOSITE)
+
+
+class Broadcast:
+    """A value that every device gets whole; made by `broadcast`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def broadcast(value: Any) -> Broadcast:
+    """Pass `value`, a tensor or a nest of them, whole to every device instead of splitting it.
+
+    Example:
+        >>> import colonnade as cn
+        >>> def add(x, table):
+        ...     return x + tf.reduce_sum(table)
+        >>> cn.make_parallel(add, 2, x=tf.zeros(3), table=cn.broadcast(tf.ones(5))).numpy().tolist()
+        [5.0, 5.0, 5.0]
+    """
+    return Broadcast(value)
+
+
+def sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Sizes of consecutive slices that differ by at most one; fewer slices rather than an empty one.
+
+    >>> sizes(99, 4), sizes(3, 4)
+    ((25, 25, 25, 24), (1, 1, 1))
+    """
+    small, larger = divmod(total, parts)
+    return tuple(small + (i < larger) for i in range(parts) if small or i < larger)
+
+
+def flatten(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nest of dicts, lists, tuples and dataclasses, each with its path."""
+    for key, child in _children(nest):
+        yield from flatten(child, f"{path}{key}")
+    if not _is_nest(nest):
+        yield path, nest
+
+
+def pack(nest: Any, leaves: Iterator[Any]) -> Any:
+    """The same nest with other leaves, taken from `leaves` in the order of `flatten`."""
+    if not _is_nest(nest):
+        return next(leaves)
+    children = [pack(child, leaves) for _, child in _children(nest)]
+    if isinstance(nest, dict):
+        other = copy(nest)  # keeps what a subclass adds, such as a default factory
+        other.update(zip(nest, children, strict=True))
+        return other
+    if is_dataclass(nest) and not isinstance(nest, type):
+        return replace(nest, **{f.name: child for f, child in zip(fields(nest), children, strict=True)})
+    return type(nest)(*children) if hasattr(nest, "_fields") else type(nest)(children)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _children(nest: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(nest, dict):
+        yield from ((f"[{key!r}]", child) for key, child in nest.items())
+    elif isinstance(nest, list | tuple):
+        yield from ((f"[{i}]", child) for i, child in enumerate(nest))
+    elif is_dataclass(nest) and not isinstance(nest, type):
+        yield from ((f".{f.name}", getattr(nest, f.name)) for f in fields(nest))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value among the arguments: split over the devices, passed whole, or fixed (a Python value)."""
+
+    path: str
+    value: Any
+    role: str  # split, whole or fixed
+
+    def size(self) -> int | None:
+        """The first dim, where it is known."""
+        if isinstance(self.value, COMPOSITE) and tf.executing_eagerly():
+            rows = (
+                self.value.nrows() if isinstance(self.value, tf.RaggedTensor) else self.value.dense_shape[0]
+            )
+            return int(rows)
+        return self.value.shape[0]
+
+    def key(self) -> Hashable:
+        """Equal for values that one trace serves."""
+        if self.role == "fixed":
+            try:
+                hash(self.value)
+            except TypeError:
+                return self.path, type(self.value), id(self.value)
+            return self.path, type(self.value), self.value
+        kind = type(self.value).__name__ if isinstance(self.value, COMPOSITE) else ""
+        return self.path, self.role, kind, self.value.dtype, tuple(self.value.shape), self.ragged_rank()
+
+    def ragged_rank(self) -> int:
+        return self.value.ragged_rank if isinstance(self.value, tf.RaggedTensor) else 0
+
+
+class Arguments:
+    """The arguments of one call: their structure, and their leaves with the role of each."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = ()) -> None:
+        positional = dict(zip(_names(args, names), args, strict=True))
+        self.count = len(args)
+        self.structure = {**positional, **kwargs}
+        self.leaves = [leaf for name, value in self.structure.items() for leaf in _leaves(name, value)]
+
+    @property
+    def split(self) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if leaf.role == "split"]
+
+    def key(self) -> Hashable:
+        """Equal for calls that one trace serves: the same structure, dtypes, shapes and Python values."""
+        return (self.count, _skeleton(self.structure), *(leaf.key() for leaf in self.leaves))
+
+    def size(self, where: str) -> int | None:
+        """The first dim that all split arguments share; None where TensorFlow does not know it yet."""
+        check(where, self._disagreements())
+        known = {leaf.size() for leaf in self.split} - {None}
+        return known.pop() if known else None
+
+    def _disagreements(self) -> Iterator[Problem]:
+        if not self.split:
+            given = ", ".join(self.structure) or "nothing"
+            yield Problem(
+                "arguments", given, "none is a tensor to split", "Pass at least one with a first dim"
+            )
+        known = [(leaf, leaf.size()) for leaf in self.split]
+        if len({size for _, size in known if size is not None}) > 1:
+            for leaf, size in known:
+                rule = f"has {size} rows; all arguments that are split must have the same number"
+                yield Problem(
+                    leaf.path,
+                    tuple(leaf.value.shape),
+                    rule,
+                    f"Wrap it to pass it whole: cn.broadcast({leaf.path})",
+                )
+        for leaf, size in known:
+            if size == 0:
+                yield Problem(leaf.path, tuple(leaf.value.shape), "has no rows", "Pass at least one example")
+
+    def parts(self, counts: Sequence[int]) -> list["Arguments"]:
+        """These arguments once per slice, with the split leaves cut into slices of `counts` rows."""
+        cut = [
+            _cut(leaf.value, counts) if leaf.role == "split" else [leaf.value] * len(counts)
+            for leaf in self.leaves
+        ]
+        return [self.with_values(values) for values in zip(*cut, strict=True)]
+
+    def with_values(self, values: Sequence[Any]) -> "Arguments":
+        """The same structure and roles with other values."""
+        other = object.__new__(Arguments)
+        other.count, other.structure = self.count, self.structure
+        other.leaves = [replace(leaf, value=value) for leaf, value in zip(self.leaves, values, strict=True)]
+        return other
+
+    def components(self) -> list[Any]:
+        """The plain tensors that make up the leaves, in order; fixed values have none."""
+        tensors = [leaf.value for leaf in self.leaves if leaf.role != "fixed"]
+        return tf.nest.flatten(tensors, expand_composites=True)
+
+    def with_components(self, components: Sequence[Any]) -> "Arguments":
+        """The same arguments made of other plain tensors."""
+        tensors = [leaf.value for leaf in self.leaves if leaf.role != "fixed"]
+        packed = iter(tf.nest.pack_sequence_as(tensors, list(components), expand_composites=True))
+        return self.with_values(
+            [leaf.value if leaf.role == "fixed" else next(packed) for leaf in self.leaves]
+        )
+
+    def call(self, fn: Callable[..., Any]) -> Any:
+        """`fn` called with these arguments."""
+        packed = pack(_plain(self.structure), iter([leaf.value for leaf in self.leaves]))
+        values = list(packed.values())
+        return fn(*values[: self.count], **dict(list(packed.items())[self.count :]))
+
+
+def _names(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:
+    return [names[i] if i < len(names) else f"argument {i}" for i in range(len(args))]
+
+
+def _leaves(name: str, value: Any, whole: bool = False) -> Iterator[Leaf]:
+    for path, leaf in flatten(value, name):
+        if isinstance(leaf, Broadcast):
+            yield from _leaves(path, leaf.value, whole=True)
+        elif not isinstance(leaf, TENSORS):
+            yield Leaf(path, leaf, "fixed")
+        else:
+            tensor = leaf if isinstance(leaf, COMPOSITE) else tf.convert_to_tensor(leaf)
+            yield Leaf(path, tensor, "whole" if whole or tensor.shape.rank == 0 else "split")
+
+
+def _plain(structure: Any) -> Any:
+    """A structure without the marks of `broadcast`."""
+    leaves = [_plain(leaf.value) if isinstance(leaf, Broadcast) else leaf for _, leaf in flatten(structure)]
+    return pack(structure, iter(leaves))
+
+
+def _skeleton(nest: Any) -> Hashable:
+    """The shape of a nest, without its leaves, as something that compares."""
+    if isinstance(nest, Broadcast):
+        return Broadcast, _skeleton(nest.value)
+    return type(nest) if _is_nest(nest) else None, tuple(
+        (k, _skeleton(child)) for k, child in _children(nest)
+    )
+
+
+def _cut(value: Any, counts: Sequence[int]) -> list[Any]:
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    if isinstance(value, tf.RaggedTensor):
+        return [value[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    if isinstance(value, tf.SparseTensor):
+        rest = value.dense_shape[1:]
+        return [
+            tf.sparse.slice(
+                value, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[count], rest], 0)
+            )
+            for start, count in zip(starts, counts, strict=True)
+        ]
+    return tf.split(value, list(counts)) if len(counts) > 1 else [value]

@@ -1,0 +1,205 @@
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from fresh import fresh
+
+import colonnade as cn
+from colonnade.hardware import devices
+from colonnade.hardware.cards import Card
+from colonnade.hardware.devices import Request, plan
+
+CARDS = tuple(Card(i, f"GPU-{i}{i}{i}{i}", f"0000:0{i}:00.0", "Test card", 16 * 2**30) for i in range(4))
+
+
+def refused(cards=(), **settings):
+    with pytest.raises(ValueError, match="cannot work with") as caught:
+        plan(Request(**settings), cards)
+    return {problem.argument for problem in caught.value.problems}, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "visible", "parts", "growth"),
+    [
+        ({}, (0, 1, 2, 3), ((None,),) * 4, False),
+        ({"devices": 2}, (0, 1), ((None,),) * 2, False),
+        ({"devices": (3, 1)}, (1, 3), ((None,),) * 2, False),
+        ({"devices": ("GPU-2222",)}, (2,), ((None,),), False),
+        ({"devices": ("GPU-3333", 0)}, (0, 3), ((None,),) * 2, False),
+        ({"devices": 1, "memory": 0.9}, (0,), ((14745,),), False),
+        ({"devices": 2, "memory": 4096}, (0, 1), ((4096,),) * 2, False),
+        ({"devices": 1, "memory": 1}, (0,), ((16384,),), False),
+        ({"growth": True, "devices": 1}, (0,), ((None,),), True),
+        ({"growth": True, "memory": 0.5, "devices": 1}, (0,), ((8192,),), True),
+        ({"virtual": 4}, (0,), ((3686,) * 4,), False),
+        ({"virtual": 2, "devices": (3,), "memory": 1000}, (3,), ((1000,) * 2,), False),
+    ],
+)
+def test_plan_with_cards(settings, visible, parts, growth):
+    layout = plan(Request(**settings), CARDS)
+    assert (layout.kind, layout.visible, layout.parts, layout.growth) == ("GPU", visible, parts, growth)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "says"),
+    [
+        ({"devices": 5}, {"devices"}, "4 cards"),
+        ({"devices": 0}, {"devices"}, "from 1 up"),
+        ({"devices": -1}, {"devices"}, "from 1 up"),
+        ({"devices": ()}, {"devices"}, "names no device"),
+        ({"devices": (1, 1)}, {"devices"}, "twice"),
+        ({"devices": (4,)}, {"devices"}, "from 0 to 3"),
+        ({"devices": (-1,)}, {"devices"}, "no such position"),
+        ({"devices": ("GPU-9",)}, {"devices"}, "Known UUIDs: GPU-0000"),
+        ({"devices": True}, {"devices"}, "whole number"),
+        ({"virtual": 0}, {"virtual"}, "from 1 up"),
+        ({"virtual": 2, "devices": 2}, {"devices"}, "divide one card"),
+        ({"memory": 17000}, {"memory"}, "more than card 0"),
+        ({"memory": 0}, {"memory"}, "above 0"),
+        ({"memory": -0.5}, {"memory"}, "above 0"),
+        ({"memory": 1.5}, {"memory"}, "whole number"),
+        ({"memory": 9000, "virtual": 2}, {"memory"}, "2 x 9000 MiB"),
+        ({"memory": "all"}, {"memory"}, "fraction"),
+        ({"threads": 0}, {"threads"}, "pair"),
+        ({"threads": (1, 2, 3)}, {"threads"}, "pair"),
+        ({"growth": "yes"}, {"growth"}, "True, False or None"),
+        ({"devices": 9, "memory": 10**6, "threads": -1}, {"devices", "memory", "threads"}, "threads=-1"),
+    ],
+)
+def test_plan_refuses_with_cards(settings, arguments, says):
+    found, message = refused(CARDS, **settings)
+    assert found == arguments
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"devices": 2}, "setup(virtual=2)"),
+        ({"memory": 1024}, "TensorFlow refuses a memory limit on CPU devices"),
+        ({"growth": True}, "is for cards"),
+        ({"devices": ("GPU-0000",)}, "no visible card has this UUID"),
+    ],
+)
+def test_plan_refuses_without_cards(settings, says):
+    assert says in refused((), **settings)[1]
+
+
+def test_a_limit_is_checked_on_the_cards_that_are_used():
+    small = Card(4, "GPU-4444", "0000:09:00.0", "Small card", 4 * 2**30)
+    assert plan(Request(devices=(0,), memory=8000), (*CARDS, small)).parts == ((8000,),)
+    assert "Small card" in refused((*CARDS, small), memory=8000)[1]
+
+
+def test_visible_devices_of_the_environment():
+    from colonnade.hardware import gpu
+
+    def seen(listed):
+        return [card.index for card in gpu.visible(CARDS, {"CUDA_VISIBLE_DEVICES": listed})]
+
+    assert [card.index for card in gpu.visible(CARDS, {})] == [0, 1, 2, 3]
+    assert seen("2,0") == [2, 0]
+    assert seen("GPU-3333,1") == [3, 1]
+    assert seen("") == seen("-1") == seen("7,0") == []
+    assert seen("0,-1,2") == [0]
+
+
+class Recorder:
+    """Stands in for tf.config and writes down what it is told."""
+
+    def __init__(self, monkeypatch):
+        self.told = []
+        physical = [SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
+        config = SimpleNamespace(
+            list_physical_devices=lambda kind: physical if kind == "GPU" else [],
+            set_visible_devices=lambda found, kind: self.told.append(
+                ("visible", [d.name[-1] for d in found])
+            ),
+            set_logical_device_configuration=lambda d, parts: self.told.append(
+                ("limits", d.name[-1], [part.memory_limit for part in parts])
+            ),
+            LogicalDeviceConfiguration=tf.config.LogicalDeviceConfiguration,
+            experimental=SimpleNamespace(
+                set_memory_growth=lambda d, on: self.told.append(("growth", d.name[-1], on))
+            ),
+        )
+        monkeypatch.setattr(devices, "tf", SimpleNamespace(config=config))
+        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+
+    def tell(self, **settings):
+        request = Request(**settings)
+        devices._tell_tensorflow(plan(request, CARDS), request)
+        return self.told
+
+
+def test_cards_are_told_to_tensorflow(monkeypatch):
+    told = Recorder(monkeypatch).tell(devices=(1, 3), memory=0.5)
+    assert told == [("visible", ["1", "3"]), ("limits", "1", [8192]), ("limits", "3", [8192])]
+
+
+def test_growth_alone_and_growth_up_to_a_limit(monkeypatch):
+    import os
+
+    assert Recorder(monkeypatch).tell(devices=1, growth=True) == [("visible", ["0"]), ("growth", "0", True)]
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in os.environ
+    # Asking for both must not call set_memory_growth, which TensorFlow refuses beside a limit.
+    told = Recorder(monkeypatch).tell(devices=1, growth=True, memory=1000)
+    assert told == [("visible", ["0"]), ("limits", "0", [1000])]
+    assert os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+
+
+def test_setup_in_a_new_process():
+    out = fresh("""
+        assert not __import__("colonnade.hardware.devices").hardware.devices.started()
+        print(cn.setup(virtual=3, threads=(1, 2)))
+        print(cn.setup(virtual=3, threads=(1, 2)) == cn.setup())
+        print(len(tf.config.list_logical_devices("CPU")))
+        threads = tf.config.threading
+        print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())
+        try:
+            cn.setup(virtual=2)
+        except cn.AlreadyStarted as error:
+            print(error)
+    """)
+    lines = out.splitlines()
+    assert lines[:4] == ["('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')", "True", "3", "1 2"]
+    assert "asked:  setup(virtual=2)" in out
+    assert "setup(virtual=3, threads=(1, 2)) was called before" in out
+    assert "restart the kernel" in out
+
+
+def test_setup_after_tensorflow_started():
+    out = fresh("""
+        tf.constant(1) + 1
+        print(cn.setup())
+        try:
+            cn.setup(virtual=2)
+        except RuntimeError as error:
+            print(error)
+    """)
+    assert out.startswith("('/device:CPU:0',)")
+    assert "started without setup()" in out
+
+
+def test_devices_are_resolved(devices):
+    from colonnade.hardware.devices import resolve
+
+    assert resolve(None, "f()") == devices
+    assert resolve(2, "f()") == devices[:2]
+    assert resolve([3, "/device:CPU:1"], "f()") == (devices[3], devices[1])
+    for bad in (0, 9, [], [0, 0], [8], ["nonsense"], -1):
+        with pytest.raises(cn.InvalidArgument):
+            resolve(bad, "f()")
+
+
+def test_too_many_devices_names_the_line_that_helps():
+    out = fresh("""
+        try:
+            cn.make_parallel(lambda x: x, 2, x=[1.0])
+        except ValueError as error:
+            print(error)
+        print(cn.setup(virtual=2))
+    """)
+    assert "num_gpus=2" in out
+    assert "cn.setup(virtual=2)" in out
+    assert "('/device:CPU:0', '/device:CPU:1')" in out  # asking did not start TensorFlow

@@ -1,0 +1,71 @@
+import sys
+from pathlib import Path
+
+from fresh import ROOT, run
+
+import colonnade as cn
+
+
+def test_public_names():
+    assert cn.__all__ == sorted(cn.__all__)
+    assert len(cn.__all__) <= 40
+    for name in cn.__all__:
+        assert getattr(cn, name) is not None
+    assert set(cn.__all__) <= set(dir(cn))
+
+
+def test_unknown_name():
+    assert not hasattr(cn, "make_paralel")
+
+
+NO_TENSORFLOW = """
+import sys, time
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensorflow", "keras"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+start = time.perf_counter()
+import colonnade as cn
+print(time.perf_counter() - start)
+for name in ("setup", "make_parallel", "placement"):
+    try:
+        getattr(cn, name)
+    except ImportError as error:
+        says = all(f"pip install 'colonnade[{extra}]'" in str(error) for extra in ("cpu", "gpu"))
+        print(name, isinstance(error, cn.MissingTensorFlow), says)
+"""
+
+
+def test_import_is_quick_and_needs_no_tensorflow():
+    done = run([sys.executable, "-c", NO_TENSORFLOW])
+    first, *rest = done.stdout.splitlines()
+    assert float(first) < 0.5
+    assert rest == [f"{name} True True" for name in ("setup", "make_parallel", "placement")], done.stderr
+
+
+def test_import_does_not_load_tensorflow():
+    done = run([sys.executable, "-c", "import colonnade, sys; print('tensorflow' in sys.modules)"])
+    assert done.stdout.strip() == "False"
+
+
+def test_what_is_special_about_cards_stays_in_one_place():
+    """Only `hardware/` and the launcher, which sets the environment, know of GPUs."""
+    source = ROOT / "src" / "colonnade"
+    allowed = {source / "fleet" / "launch.py", *(source / "hardware").glob("*.py")}
+    guilty = {
+        (str(path.relative_to(source)), word)
+        for path in set(source.rglob("*.py")) - allowed
+        for word in ("GPU", "nccl", "CUDA_")
+        if word in path.read_text()
+    }
+    assert guilty == set()
+
+
+def test_no_private_names_of_tensorflow_or_keras():
+    private = ("tensorflow.python", "keras.src", "tensorflow.core", "tensorflow.compiler")
+    files = [
+        p for folder in ("src", "tests", "examples", "benchmarks") for p in (ROOT / folder).rglob("*.py")
+    ]
+    guilty = {str(p) for p in files if p != Path(__file__) for word in private if word in p.read_text()}
+    assert guilty == set()
