@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # The extra that fits this machine: an NVIDIA card that answers, or none.
-EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q . && echo gpu || echo cpu)
+EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo gpu || echo cpu)
 
 .PHONY: demo test check soak bench docs clean
 
@@ -44,6 +44,6 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.python
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Colonnade needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Colonnade needs Python 3.11 to 3.13; try: make PYTHON=python3.12")'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@

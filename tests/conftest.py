@@ -3,13 +3,10 @@
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-import pytest
+# The tests are about virtual CPU devices, also on a machine with cards.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import colonnade as cn
 
-
-@pytest.fixture(scope="session", autouse=True)
-def devices():
-    """The eight devices."""
-    return cn.setup(virtual=8)
+# Before the tests are collected, because their modules make tensors.
+cn.setup(virtual=8)

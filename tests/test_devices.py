@@ -1,13 +1,16 @@
+import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from fresh import fresh
 
 import colonnade as cn
-from colonnade.hardware import devices
+from colonnade.hardware import devices, gpu
 from colonnade.hardware.cards import Card
-from colonnade.hardware.devices import Request, plan
+from colonnade.hardware.devices import resolve
+from colonnade.hardware.layout import Request, plan
 
 CARDS = tuple(Card(i, f"GPU-{i}{i}{i}{i}", f"0000:0{i}:00.0", "Test card", 16 * 2**30) for i in range(4))
 
@@ -21,18 +24,22 @@ def refused(cards=(), **settings):
 @pytest.mark.parametrize(
     ("settings", "visible", "parts", "growth"),
     [
-        ({}, (0, 1, 2, 3), ((None,),) * 4, False),
-        ({"devices": 2}, (0, 1), ((None,),) * 2, False),
-        ({"devices": (3, 1)}, (1, 3), ((None,),) * 2, False),
-        ({"devices": ("GPU-2222",)}, (2,), ((None,),), False),
-        ({"devices": ("GPU-3333", 0)}, (0, 3), ((None,),) * 2, False),
-        ({"devices": 1, "memory": 0.9}, (0,), ((14745,),), False),
-        ({"devices": 2, "memory": 4096}, (0, 1), ((4096,),) * 2, False),
-        ({"devices": 1, "memory": 1}, (0,), ((16384,),), False),
+        ({}, (0, 1, 2, 3), ((None,),) * 4, None),
+        ({"devices": 2}, (0, 1), ((None,),) * 2, None),
+        ({"devices": (3, 1)}, (1, 3), ((None,),) * 2, None),
+        ({"devices": ("GPU-2222",)}, (2,), ((None,),), None),
+        ({"devices": ("GPU-3333", 0)}, (0, 3), ((None,),) * 2, None),
+        ({"devices": 1, "memory": 0.9}, (0,), ((14745,),), None),
+        ({"devices": 2, "memory": 4096}, (0, 1), ((4096,),) * 2, None),
+        ({"devices": 1, "memory": 1}, (0,), ((16384,),), None),
         ({"growth": True, "devices": 1}, (0,), ((None,),), True),
         ({"growth": True, "memory": 0.5, "devices": 1}, (0,), ((8192,),), True),
-        ({"virtual": 4}, (0,), ((3686,) * 4,), False),
-        ({"virtual": 2, "devices": (3,), "memory": 1000}, (3,), ((1000,) * 2,), False),
+        ({"virtual": 4}, (0,), ((3686,) * 4,), None),
+        ({"virtual": 2, "devices": (3,), "memory": 1000}, (3,), ((1000,) * 2,), None),
+        ({"devices": np.int64(2)}, (0, 1), ((None,),) * 2, None),
+        ({"devices": np.array([2, 0])}, (0, 2), ((None,),) * 2, None),
+        ({"devices": "GPU-1111"}, (1,), ((None,),), None),
+        ({"virtual": np.int64(2), "memory": 100}, (0,), ((100,) * 2,), None),
     ],
 )
 def test_plan_with_cards(settings, visible, parts, growth):
@@ -51,7 +58,7 @@ def test_plan_with_cards(settings, visible, parts, growth):
         ({"devices": (4,)}, {"devices"}, "from 0 to 3"),
         ({"devices": (-1,)}, {"devices"}, "no such position"),
         ({"devices": ("GPU-9",)}, {"devices"}, "Known UUIDs: GPU-0000"),
-        ({"devices": True}, {"devices"}, "whole number"),
+        ({"devices": True}, {"devices"}, "from 1 up"),
         ({"virtual": 0}, {"virtual"}, "from 1 up"),
         ({"virtual": 2, "devices": 2}, {"devices"}, "divide one card"),
         ({"memory": 17000}, {"memory"}, "more than card 0"),
@@ -60,6 +67,13 @@ def test_plan_with_cards(settings, visible, parts, growth):
         ({"memory": 1.5}, {"memory"}, "whole number"),
         ({"memory": 9000, "virtual": 2}, {"memory"}, "2 x 9000 MiB"),
         ({"memory": "all"}, {"memory"}, "fraction"),
+        ({"devices": (0, "GPU-0000")}, {"devices"}, "twice"),
+        ({"devices": 2.0}, {"devices"}, "count from 1 up"),
+        ({"devices": object()}, {"devices"}, "count from 1 up"),
+        ({"devices": ([0],)}, {"devices"}, "no such position"),
+        ({"memory": float("inf")}, {"memory"}, "fraction"),
+        ({"memory": 1e-6}, {"memory"}, "too little"),
+        ({"virtual": 100_000}, {"virtual"}, "Ask for fewer"),
         ({"threads": 0}, {"threads"}, "pair"),
         ({"threads": (1, 2, 3)}, {"threads"}, "pair"),
         ({"growth": "yes"}, {"growth"}, "True, False or None"),
@@ -75,7 +89,7 @@ def test_plan_refuses_with_cards(settings, arguments, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"devices": 2}, "setup(virtual=2)"),
+        ({"devices": 2}, "virtual=2"),
         ({"memory": 1024}, "TensorFlow refuses a memory limit on CPU devices"),
         ({"growth": True}, "is for cards"),
         ({"devices": ("GPU-0000",)}, "no visible card has this UUID"),
@@ -92,8 +106,6 @@ def test_a_limit_is_checked_on_the_cards_that_are_used():
 
 
 def test_visible_devices_of_the_environment():
-    from colonnade.hardware import gpu
-
     def seen(listed):
         return [card.index for card in gpu.visible(CARDS, {"CUDA_VISIBLE_DEVICES": listed})]
 
@@ -119,16 +131,13 @@ class Recorder:
                 ("limits", d.name[-1], [part.memory_limit for part in parts])
             ),
             LogicalDeviceConfiguration=tf.config.LogicalDeviceConfiguration,
-            experimental=SimpleNamespace(
-                set_memory_growth=lambda d, on: self.told.append(("growth", d.name[-1], on))
-            ),
         )
         monkeypatch.setattr(devices, "tf", SimpleNamespace(config=config))
         monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
 
     def tell(self, **settings):
         request = Request(**settings)
-        devices._tell_tensorflow(plan(request, CARDS), request)
+        devices._tell_tensorflow(request, plan(request, CARDS))
         return self.told
 
 
@@ -137,15 +146,28 @@ def test_cards_are_told_to_tensorflow(monkeypatch):
     assert told == [("visible", ["1", "3"]), ("limits", "1", [8192]), ("limits", "3", [8192])]
 
 
-def test_growth_alone_and_growth_up_to_a_limit(monkeypatch):
-    import os
+@pytest.mark.parametrize(("growth", "says"), [(True, "true"), (False, "false")])
+def test_growth_reaches_the_allocator_with_and_without_a_limit(monkeypatch, growth, says):
+    # set_memory_growth beside a limit is refused or dropped by TensorFlow, so it must not be called.
+    for memory, limits in ((None, []), (1000, [("limits", "0", [1000])])):
+        told = Recorder(monkeypatch).tell(devices=1, growth=growth, memory=memory)
+        assert told == [("visible", ["0"]), *limits]
+        assert os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH") == says
 
-    assert Recorder(monkeypatch).tell(devices=1, growth=True) == [("visible", ["0"]), ("growth", "0", True)]
-    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in os.environ
-    # Asking for both must not call set_memory_growth, which TensorFlow refuses beside a limit.
-    told = Recorder(monkeypatch).tell(devices=1, growth=True, memory=1000)
-    assert told == [("visible", ["0"]), ("limits", "0", [1000])]
-    assert os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+
+def test_fewer_cards_in_tensorflow_than_the_driver_lists(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    monkeypatch.setattr(devices.tf.config, "list_physical_devices", lambda kind: [])
+    with pytest.raises(cn.InvalidArgument, match="colonnade doctor"):
+        recorder.tell(devices=1)
+
+
+def test_another_order_of_cards_is_refused():
+    environment = {}
+    gpu.use_bus_order(environment)
+    assert environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    with pytest.raises(cn.InvalidArgument, match="PCI bus order"):
+        gpu.use_bus_order({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
 
 
 def test_setup_in_a_new_process():
@@ -181,15 +203,30 @@ def test_setup_after_tensorflow_started():
     assert "started without setup()" in out
 
 
-def test_devices_are_resolved(devices):
-    from colonnade.hardware.devices import resolve
+def test_devices_are_resolved():
+    have = tuple(f"/device:CPU:{i}" for i in range(8))
+    assert resolve(None, "f()") == have
+    assert resolve(2, "f()") == resolve(np.int64(2), "f()") == have[:2]
+    assert resolve([3, "/device:CPU:1"], "f()") == (have[3], have[1])
+    assert resolve("CPU:5", "f()") == (have[5],)
+    assert resolve(["/job:worker/task:1/device:CPU:0"], "f()") == ("/job:worker/task:1/device:CPU:0",)
 
-    assert resolve(None, "f()") == devices
-    assert resolve(2, "f()") == devices[:2]
-    assert resolve([3, "/device:CPU:1"], "f()") == (devices[3], devices[1])
-    for bad in (0, 9, [], [0, 0], [8], ["nonsense"], -1):
-        with pytest.raises(cn.InvalidArgument):
-            resolve(bad, "f()")
+
+@pytest.mark.parametrize(
+    "bad", [0, -1, 9, 2.0, True, [], [0, 0], [8], [-1], [True], ["nonsense"], ["/device:GPU:7"], ["CPU:0", 0]]
+)
+def test_bad_devices_are_refused(bad):
+    with pytest.raises(cn.InvalidArgument, match=r"f\(\) cannot work with"):
+        resolve(bad, "f()")
+
+
+def test_a_division_by_the_user_is_not_kept_silently():
+    out = fresh("""
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+        print(cn.setup(virtual=1))
+    """)
+    assert out == "('/device:CPU:0',)\n"
 
 
 def test_too_many_devices_names_the_line_that_helps():

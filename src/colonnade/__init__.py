@@ -18,8 +18,9 @@ from colonnade.errors import (
 if TYPE_CHECKING:
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
-    from colonnade.run.parallel import make_parallel
+    from colonnade.run.parallel import make_parallel, parallel
     from colonnade.run.split import broadcast
+    from colonnade.run.verify import Report, verify
 
 __version__ = "0.1.0"
 
@@ -30,18 +31,24 @@ __all__ = [
     "MissingTensorFlow",
     "Placement",
     "PlacementError",
+    "Report",
     "broadcast",
     "make_parallel",
+    "parallel",
     "placement",
     "setup",
+    "verify",
 ]
 
 _HOME = {
     "Placement": "hardware.placement",
+    "Report": "run.verify",
     "broadcast": "run.split",
     "make_parallel": "run.parallel",
+    "parallel": "run.parallel",
     "placement": "hardware.placement",
     "setup": "hardware.devices",
+    "verify": "run.verify",
 }
 
 
@@ -52,7 +59,7 @@ def __getattr__(name: str) -> Any:
         module = import_module(f"colonnade.{_HOME[name]}")
     except ModuleNotFoundError as missing:
         if missing.name in ("tensorflow", "keras"):
-            raise MissingTensorFlow(name) from None
+            raise MissingTensorFlow(f"colonnade.{name}") from None
         raise
     value = getattr(module, name)
     globals()[name] = value

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from colonnade import __version__
-from colonnade.errors import ColonnadeError
+from colonnade.errors import ColonnadeError, MissingTensorFlow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,4 +62,9 @@ def main() -> None:
         app()
     except ColonnadeError as error:
         print(error, file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("tensorflow", "keras"):
+            raise
+        print(MissingTensorFlow("this command"), file=sys.stderr)
         sys.exit(2)

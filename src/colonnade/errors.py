@@ -41,7 +41,7 @@ class MissingTensorFlow(ColonnadeError, ImportError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"colonnade.{name} needs TensorFlow, which is not installed. Install one of\n"
+            f"{name} needs TensorFlow, which is not installed. Install one of\n"
             "  pip install 'colonnade[cpu]'    for a machine without cards\n"
             "  pip install 'colonnade[gpu]'    for NVIDIA cards"
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.cards import Card
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -10,8 +11,13 @@ GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 def use_bus_order(environment: MutableMapping[str, str]) -> None:
-    """Make CUDA number the cards as NVML does, unless the user chose otherwise."""
-    environment.setdefault(ORDER, "PCI_BUS_ID")
+    """Make CUDA number the cards as NVML does; refuse another order, in which a card would be mistaken."""
+    order = environment.setdefault(ORDER, "PCI_BUS_ID")
+    if order != "PCI_BUS_ID":
+        rule = "Colonnade tells cards apart by PCI bus order"
+        raise InvalidArgument(
+            "the environment", [Problem(ORDER, order, rule, f"Unset it, or set {ORDER}=PCI_BUS_ID")]
+        )
 
 
 def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> tuple[Card, ...]:

@@ -1,5 +1,6 @@
 """Which op ran on which device, from the graph as TensorFlow placed it, not from what was requested."""
 
+import itertools
 import re
 import tempfile
 from collections import Counter
@@ -27,8 +28,8 @@ VARIABLE_ACCESS = re.compile(
 # A call of a function, as it shows in the names of the ops inside.
 CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?/")
 LOCAL = "/job:localhost/replica:0/task:0"
-# The names under which a tape builds its ops.
-BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|[^/]*_grad)(/|$)")
+# The names under which a tape builds its ops, and those of Colonnade's replicas.
+BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|replica_\d+_on_\w+_grad)/")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Placement:
 
     @property
     def moved(self) -> tuple[Row, ...]:
-        """The ops that ran elsewhere than asked: they have no kernel for the device asked for."""
+        """The ops that ran elsewhere than asked: the device is not there, or has no kernel for them."""
         return tuple(row for row in self.ops if row.moved)
 
     def devices(self, phase: str | None = None) -> tuple[str, ...]:
@@ -97,7 +98,10 @@ def short(device: str) -> str:
     return re.sub(r"^(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?", "", device)
 
 
-def placement(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Placement:
+_reports = itertools.count()
+
+
+def placement(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Placement:
     """Run `fn` once and report which op ran where, ops of called functions and loops included.
 
     Args:
@@ -106,7 +110,8 @@ def placement(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Placement:
 
     Returns:
         A `Placement`; it prints as a table. Ops that TensorFlow's optimiser removed did not run
-        and are not listed.
+        and are not listed; nor are ops inside tf.data pipelines, which run on the host. The backward
+        ops of a `tf.custom_gradient` of the user's own count as forward: nothing marks them.
 
     Example:
         >>> import colonnade as cn
@@ -116,12 +121,27 @@ def placement(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Placement:
         >>> cn.placement(double, tf.ones(3)).devices()
         ('/device:CPU:1',)
     """
-    # Only a function that is new to the runtime is reported, so the call is wrapped in one.
-    wrapped = tf.function(lambda *a, **k: fn(*a, **k), autograph=False)
-    concrete = wrapped.get_concrete_function(*args, **kwargs)
-    asked = dict(_asked(concrete.graph.as_graph_def()))
+    if not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+        raise PlacementError(
+            "placement() runs a graph: call it in eager code, with tf.functions not run eagerly."
+        )
+    # Only a function that is new to the runtime is reported, so the call is wrapped in one. Its name
+    # is unique, so that ops of other threads are not counted.
+    mark = f"placement_{next(_reports)}"
+
+    @tf.autograph.experimental.do_not_convert
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with tf.name_scope(mark):
+            return converted(*args, **kwargs)
+
+    converted = fn if hasattr(fn, "get_concrete_function") else tf.function(fn)
+    wrapped = tf.function(marked, autograph=False)
+    asked = dict(_asked(wrapped.get_concrete_function(*args, **kwargs).graph.as_graph_def()))
     _refuse_missing(asked)
-    nodes, calls = _run(lambda: wrapped(*args, **kwargs))
+    placed, calls = _run(lambda: wrapped(*args, **kwargs))
+    nodes = [node for node in placed if node.name.startswith(f"{mark}/")]
+    if not nodes:
+        raise PlacementError("TensorFlow reported no placed graph: functions compiled by XLA have none.")
     backward = _backward(nodes)
     rows = [
         Row(
@@ -149,10 +169,14 @@ def _run(call: Callable[[], Any]) -> tuple[list[Any], Counter[str]]:
         tf.summary.trace_on(graph=True, profiler=False)
         try:
             calls = Counter(event.name for event in profile(call))
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.AlreadyExistsError:
+            raise PlacementError(
+                "placement() needs TensorFlow's profiler, which is running: stop it first."
+            ) from None
+        except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
             raise _unplaced(error) from error
         finally:
-            with writer.as_default():
+            with writer.as_default(), tf.summary.record_if(True):
                 tf.summary.trace_export("placement", step=0)
             writer.close()
         nodes = [
@@ -196,8 +220,9 @@ def _stem(name: str) -> str:
 
 def _own(name: str) -> str:
     """The name inside the user's function: without the call that leads to it."""
-    first = CALL.match(name)
-    return name[first.end() :] if first else name
+    inner = re.sub(r"^placement_\d+/", "", name)
+    first = CALL.match(inner)
+    return inner[first.end() :] if first else inner
 
 
 def _backward(nodes: list[Any]) -> set[str]:
@@ -205,7 +230,10 @@ def _backward(nodes: list[Any]) -> set[str]:
     sends = {node.attr["tensor_name"].s: node.name for node in nodes if node.op.endswith("Send")}
     users: dict[str, list[str]] = {}
     for node in nodes:
-        sources = [source.removeprefix("^").partition(":")[0] for source in node.input]
+        # An order of execution is no use of a value, and what comes round in a loop is the next turn's.
+        if node.op == "NextIteration":
+            continue
+        sources = [source.partition(":")[0] for source in node.input if not source.startswith("^")]
         if node.op.endswith("Recv"):
             sources.append(sends.get(node.attr["tensor_name"].s, ""))
         for source in sources:
@@ -236,12 +264,21 @@ def _by_number(device: str) -> tuple[str, int]:
     return spec.device_type, spec.device_index
 
 
+# TensorFlow's words for an op that cannot be placed: the op, and the device asked for.
+UNPLACED = (
+    r"Cannot assign a device for operation (?P<op>[^\s:]+):"
+    r".*?(?:assigned to|device specification) '?(?P<device>[^\s']+)",
+    r"No OpKernel was registered to support Op '(?P<op>\w+)'.*?on node .*?device='(?P<device>[^']*)'",
+)
+
+
 def _unplaced(error: Exception) -> Exception:
-    """TensorFlow's own words for an op that cannot be placed, made short; any other error as it is."""
-    found = re.search(r"Cannot assign a device for operation (\S+?):.*?assigned to (\S+)", str(error), re.S)
-    if not found:
-        return error
-    return _cannot_run(*found.groups())
+    """An error about placement made short; any other as it is."""
+    for pattern in UNPLACED:
+        found = re.search(pattern, str(error), re.S)
+        if found:
+            return _cannot_run(_own(found["op"]), found["device"])
+    return error
 
 
 def _refuse_missing(asked: dict[str, str]) -> None:

@@ -1,90 +1,239 @@
 """Any function on every device: split the arguments, run a replica per device, join the results."""
 
-import inspect
-import weakref
+import functools
+import re
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.placement import short
-from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import Traced
+from colonnade.hardware.placement import Placement, placement, short
+from colonnade.run.join import JOINS, join_leaf
+from colonnade.run.split import Arguments, is_tensor, parameter_names, sizes
+from colonnade.run.trace import Traced, Voice
+
+Devices = int | Sequence[int | str] | None
 
 
 class Parallel:
     """A function that runs on several devices; made by `parallel`."""
 
     def __init__(self, fn: Callable[..., Any], devices: Sequence[str], join: str) -> None:
+        functools.update_wrapper(self, fn, updated=())
         self._fn = fn
-        self.devices = tuple(devices)
         self._join = join
-        self._names = _parameter_names(fn)
+        self._names = parameter_names(fn)
+        self._where = f"parallel({getattr(fn, '__name__', type(fn).__name__)})"
         self._traces: dict[Hashable, Traced] = {}
         self._compiled: dict[Hashable, Any] = {}
+        self.devices = tuple(devices)
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = Arguments(args, kwargs, self._names)
+        return self.run(Arguments(args, kwargs, self._names))
+
+    @property
+    def traces(self) -> list[Traced]:
+        """The traces of the function so far."""
+        return list(self._traces.values())
+
+    @tf.autograph.experimental.do_not_convert
+    def run(self, arguments: Arguments) -> Any:
+        """Call the function with arguments whose roles are settled."""
         if not tf.executing_eagerly():
             return self._build(arguments)
         key = arguments.key()
         if key not in self._compiled:
-            arguments.size(self._where)
-            self._compiled[key] = self._compile(arguments)
-        return self._compiled[key](*arguments.components())
+            try:
+                self._compiled[key] = self._compile(arguments)
+            except ColonnadeError as mistake:
+                # The user's own mistake, without the frames of TensorFlow's tracing around it.
+                raise mistake.with_traceback(None) from None
+        concrete, structure = self._compiled[key]
+        try:
+            leaves = iter(concrete(*arguments.components()))
+        except tf.errors.OpError as error:
+            raise self._explained(error, arguments) from None
+        return structure.pack([next(leaves) if is_tensor(leaf) else leaf for _, leaf in structure.paths()])
 
-    @property
-    def _where(self) -> str:
-        return f"parallel({getattr(self._fn, '__name__', type(self._fn).__name__)})"
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Work as a method where a method is decorated."""
+        return self if instance is None else types.MethodType(self, instance)
 
-    def _compile(self, arguments: Arguments) -> Callable[..., Any]:
+    def placement(self, *args: Any, strict: bool = False, **kwargs: Any) -> Placement:
+        """Run forward and backward once and report which op ran where.
+
+        With `strict=True`, an op of a replica that ran on another device is an error; accesses to
+        variables run where the variable lives and do not count.
+        """
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            with tf.GradientTape() as tape:
+                inputs = [c for c in Arguments(args, kwargs).components() if c.dtype.is_floating]
+                tape.watch(inputs)
+                results = tf.nest.flatten(self(*args, **kwargs), expand_composites=True)
+                smooth = [y for y in results if is_tensor(y) and y.dtype.is_floating]
+            return results, tape.gradient(smooth, [*inputs, *tape.watched_variables()]) if smooth else []
+
+        report = placement(both, *args, **kwargs)
+        if strict:
+            self._check(report)
+        return report
+
+    def _check(self, report: Placement) -> None:
+        stray = []
+        for row in report.ops:
+            replica = re.search(r"(?:^|/)replica_(\d+)_on_", row.name)
+            if replica and row.actual != self.devices[int(replica[1])]:
+                stray.append(f"  {row.name} ({row.op}, {row.phase}) ran on {short(row.actual)}")
+        if stray:
+            raise PlacementError(
+                "\n".join([f"{self._where}: ops ran elsewhere than on their replica's device:", *stray])
+            )
+
+    def _compile(self, arguments: Arguments) -> tuple[Any, Traced]:
         """All replicas in one graph, so that TensorFlow's executor overlaps them."""
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        build = tf.function(lambda *c: self._build(arguments.with_components(c)), autograph=False)
-        return build.get_concrete_function(*specs)
+        built: list[Traced] = []
+
+        @tf.autograph.experimental.do_not_convert
+        def every_replica(*components: Any) -> list[Any]:
+            traced, leaves = self._replicas(arguments.with_components(components))
+            built.append(traced)
+            return [leaf for leaf in leaves if is_tensor(leaf)]
+
+        concrete = tf.function(every_replica, autograph=False).get_concrete_function(*specs)
+        return concrete, built[-1]
 
     def _build(self, arguments: Arguments) -> Any:
-        total = arguments.size(self._where)
-        assert total is not None
-        counts = sizes(total, len(self.devices))
-        parts = arguments.parts(counts)
-        traces = [self._trace(part) for part in parts]
-        results = [
-            traced.on(device, part.components(), f"replica_{i}_on_{short(device).replace(':', '_')}")
-            for i, (traced, part, device) in enumerate(zip(traces, parts, self.devices, strict=False))
-        ]
-        joined = [
-            self._joined(path, leaves)
-            for (path, _), leaves in zip(traces[0].paths(), zip(*results, strict=True), strict=True)
-        ]
-        return traces[0].pack(joined)
+        traced, leaves = self._replicas(arguments)
+        return traced.pack(leaves)
 
-    def _trace(self, part: Arguments) -> Traced:
-        key = part.key()
+    def _replicas(self, arguments: Arguments) -> tuple[Traced, list[Any]]:
+        """Run every replica; the leaves of the joined result, and a trace that knows their structure."""
+        total = arguments.size(self._where)
+        counts = arguments.counts(len(self.devices)) if total is None else sizes(total, len(self.devices))
+        parts = arguments.parts(counts)
+        traces = [self._trace(part, i, len(parts)) for i, part in enumerate(parts)]
+        results = [
+            traced.on(self.devices[i], part.components(), replica=i)
+            for i, (traced, part) in enumerate(zip(traces, parts, strict=True))
+        ]
+        paths = [path for path, _ in traces[0].paths()]
+        follows = self._follows(parts[0], traces[0], counts)
+        leaves = [
+            join_leaf(path, replicas, counts, self._join, follow, self._where)
+            for path, replicas, follow in zip(paths, zip(*results, strict=True), follows, strict=True)
+        ]
+        return traces[0], leaves
+
+    def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Traced:
+        """One trace for all replicas whose slices have the same shape, or one each where it must be."""
+        traced = self._cached(part, None)
+        if num_replicas == 1 or not (traced.repeats or traced.speaks):
+            return traced
+        return self._cached(part, Voice(replica, self.devices[replica], traced.repeats))
+
+    def _cached(self, part: Arguments, voice: Voice | None) -> Traced:
+        key = (part.key(), voice)
         if key in self._traces:
             return self._traces[key]
-        traced = Traced(self._fn, part)
+        traced = Traced(self._fn, part, voice)
         if traced.portable:
             self._traces[key] = traced
         return traced
 
-    def _joined(self, path: str, leaves: Sequence[Any]) -> Any:
-        if not isinstance(leaves[0], tf.Tensor):
-            return leaves[0]
-        if leaves[0].shape.rank == 0:
-            rule = "is a scalar, which cannot be concatenated"
-            raise InvalidArgument(
-                self._where,
-                [Problem(f"output{path}", leaves[0].dtype.name, rule, "Return one value per example")],
-            )
-        return tf.concat(leaves, axis=0) if len(leaves) > 1 else leaves[0]
+    def _follows(self, part: Arguments, traced: Traced, counts: Sequence[int]) -> list[bool]:
+        """Which outputs have a batch dim: their first dim follows the size of the slice.
+
+        Only asked where a join other than concatenation has to know; a slice of another size tells
+        a batch dim from a dim that has the same size by chance.
+        """
+        if self._join == "concat" or not isinstance(counts[0], int):
+            return [leaf.shape.rank != 0 if is_tensor(leaf) else False for _, leaf in traced.paths()]
+        candidates = [is_tensor(leaf) and _first(leaf) == counts[0] for _, leaf in traced.paths()]
+        if not any(candidates):
+            return candidates
+        other = self._cached(part.resized(counts[0] + 1), None)
+        return [
+            candidate and _first(leaf) == counts[0] + 1
+            for candidate, (_, leaf) in zip(candidates, other.paths(), strict=True)
+        ]
+
+    def _explained(self, error: tf.errors.OpError, arguments: Arguments) -> tf.errors.OpError:
+        """The same error in a few lines: what, on which device, and by which line of the user's."""
+        roots = re.findall(r"\(\d+\) +[A-Z_]+: +(.*)", error.message) or [
+            error.message.strip().split("\n")[-1]
+        ]
+        what = re.sub(r"\{\{[^}]*\}\}\s*", "", roots[0]).strip()
+        named = dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", error.message))
+        lines = [found for node in named for traced in self.traces if (found := traced.line_of(node))]
+        device = self._guilty(error, arguments)
+        where = f"on {short(device)}" if device else "on one of the devices"
+        said = [
+            f"{where}: {what}",
+            *(f"  at {line}" for line in lines[:1]),
+            *(f"  in op {node}" for node in named),
+        ]
+        return type(error)(error.node_def, error.op, "\n".join(said))
+
+    def _guilty(self, error: tf.errors.OpError, arguments: Arguments) -> str | None:
+        """The device whose replica raised: the one whose slice raises again by itself.
+
+        TensorFlow's message does not tell, because all replicas run the same function. One that
+        changes variables is not run again; where it speaks, its own trace bears the device's name.
+        """
+        counts = sizes(arguments.size(self._where) or 0, len(self.devices))
+        for i, part in enumerate(arguments.parts(counts)):
+            traced = self._trace(part, i, len(counts))
+            if f"{{{{node replica_{i}_on_" in error.message:
+                return self.devices[i]
+            if traced.written or traced.speaks:
+                continue
+            try:
+                traced.on(self.devices[i], part.components(), replica=i)
+            except type(error):
+                return self.devices[i]
+        return None
 
 
-_made: "weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], Parallel]]" = weakref.WeakKeyDictionary()
+def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, join: str = "concat") -> Any:
+    """Make a function, a Keras model or a layer run on several devices; also as a decorator.
+
+    Every tensor among the arguments is split on its first dim; Python values, 0-d tensors and
+    `cn.broadcast(x)` pass whole. Variables are shared. The backward pass of each slice runs on the
+    device of its forward pass.
+
+    Args:
+        fn: the function, written for one device.
+        devices: how many devices, or which; all by default.
+        join: what becomes of outputs without a batch dim, such as a scalar loss: `mean` (weighted by
+            the size of each slice), `sum` or `stack`. By default such an output is an error.
+
+    Example:
+        >>> import colonnade as cn
+        >>> @cn.parallel(devices=2, join="mean")
+        ... def loss(x):
+        ...     return tf.reduce_mean(x)
+        >>> float(loss(tf.constant([1.0, 2.0, 6.0])))
+        3.0
+    """
+    if join not in JOINS:
+        rule = f"must be one of {', '.join(JOINS)}"
+        raise InvalidArgument("parallel()", [Problem("join", join, rule, "Leave it out to concatenate")])
+    if fn is None:
+        return functools.partial(parallel, devices=devices, join=join)
+    if not callable(fn):
+        raise InvalidArgument(
+            "parallel()", [Problem("fn", fn, "must be a function", "Pass what you would call")]
+        )
+    return Parallel(fn, hardware.resolve(devices, "parallel()"), join)
 
 
+@tf.autograph.experimental.do_not_convert
 def make_parallel(fn: Callable[..., Any], num_gpus: int | Sequence[int | str], /, **tensors: Any) -> Any:
     """Split each of `tensors` on its first dim, run `fn` on each device, concatenate the results.
 
@@ -98,17 +247,18 @@ def make_parallel(fn: Callable[..., Any], num_gpus: int | Sequence[int | str], /
         >>> cn.make_parallel(lambda a, b: a + b, 2, a=tf.ones(4), b=tf.ones(4)).numpy().tolist()
         [2.0, 2.0, 2.0, 2.0]
     """
-    devices = hardware.resolve(num_gpus, "make_parallel()", "num_gpus")
-    made = _made.setdefault(fn, {})
-    if devices not in made:
-        made[devices] = Parallel(fn, devices, "concat")
-    return made[devices](**tensors)
+    check(
+        "make_parallel()",
+        [] if callable(fn) else [Problem("fn", fn, "must be a function", "Pass what you would call")],
+    )
+    return _made(fn, hardware.resolve(num_gpus, "make_parallel()", "num_gpus"))(**tensors)
 
 
-def _parameter_names(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's positional parameters, for messages."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # some callables of extension modules have no signature
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+# A program calls make_parallel with the same function at every step: its traces are kept.
+@functools.lru_cache(maxsize=64)
+def _made(fn: Callable[..., Any], devices: tuple[str, ...]) -> Parallel:
+    return Parallel(fn, devices, "concat")
+
+
+def _first(leaf: Any) -> int | None:
+    return leaf.shape[0] if leaf.shape.rank else None

@@ -4,6 +4,7 @@ Every tensor among the arguments is split on its first dim, in consecutive slice
 by at most one; Python values, 0-d tensors and what is wrapped in `broadcast` pass whole.
 """
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -15,7 +16,8 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
-TENSORS = (tf.Tensor, tf.Variable, np.ndarray, np.generic, *COMPOSITE)
+SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+ARRAYS = (tf.Tensor, tf.Variable, np.ndarray, np.generic)
 
 
 class Broadcast:
@@ -46,6 +48,11 @@ def sizes(total: int, parts: int) -> tuple[int, ...]:
     """
     small, larger = divmod(total, parts)
     return tuple(small + (i < larger) for i in range(parts) if small or i < larger)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether TensorFlow computed this value."""
+    return isinstance(value, (tf.Tensor, tf.Variable, tf.IndexedSlices, *COMPOSITE))
 
 
 def flatten(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,7 +165,32 @@ class Arguments:
             if size == 0:
                 yield Problem(leaf.path, tuple(leaf.value.shape), "has no rows", "Pass at least one example")
 
-    def parts(self, counts: Sequence[int]) -> list["Arguments"]:
+    def counts(self, num_parts: int) -> list[Any]:
+        """Sizes of the slices where the first dim is known only when the graph runs."""
+        first = self.split[0].value
+        rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+        total = tf.cast(rows, tf.int32)
+        path = self.split[0].path
+        message = (
+            f"a batch smaller than {num_parts} devices needs a static batch dim: set the shape of {path}"
+        )
+        with tf.control_dependencies([tf.debugging.assert_greater_equal(total, num_parts, message)]):
+            small, larger = total // num_parts, total % num_parts
+        return [small + tf.cast(i < larger, tf.int32) for i in range(num_parts)]
+
+    def resized(self, rows: int) -> "Arguments":
+        """Specs like these arguments, with another first dim: enough to trace with."""
+        return self.with_values(
+            [_resized(leaf, rows) if leaf.role == "split" else leaf.value for leaf in self.leaves]
+        )
+
+    def rows(self, rows: Any) -> "Arguments":
+        """These arguments with other rows: the ones at the given positions, in that order."""
+        return self.with_values(
+            [_gather(leaf.value, rows) if leaf.role == "split" else leaf.value for leaf in self.leaves]
+        )
+
+    def parts(self, counts: Sequence[Any]) -> list["Arguments"]:
         """These arguments once per slice, with the split leaves cut into slices of `counts` rows."""
         cut = [
             _cut(leaf.value, counts) if leaf.role == "split" else [leaf.value] * len(counts)
@@ -186,11 +218,20 @@ class Arguments:
             [leaf.value if leaf.role == "fixed" else next(packed) for leaf in self.leaves]
         )
 
-    def call(self, fn: Callable[..., Any]) -> Any:
-        """`fn` called with these arguments."""
-        packed = pack(_plain(self.structure), iter([leaf.value for leaf in self.leaves]))
-        values = list(packed.values())
-        return fn(*values[: self.count], **dict(list(packed.items())[self.count :]))
+    def unpack(self, components: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What to call the function with, positional and by keyword, made of these plain tensors."""
+        leaves = [leaf.value for leaf in self.with_components(components).leaves]
+        packed = pack(_plain(self.structure), iter(leaves))
+        return list(packed.values())[: self.count], dict(list(packed.items())[self.count :])
+
+
+def parameter_names(fn: Callable[..., Any]) -> list[str]:
+    """The names of a function's positional parameters, for messages."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # some callables of extension modules have no signature
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _names(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:
@@ -201,10 +242,10 @@ def _leaves(name: str, value: Any, whole: bool = False) -> Iterator[Leaf]:
     for path, leaf in flatten(value, name):
         if isinstance(leaf, Broadcast):
             yield from _leaves(path, leaf.value, whole=True)
-        elif not isinstance(leaf, TENSORS):
+        elif not isinstance(leaf, (*ARRAYS, *COMPOSITE, *SPECS)):
             yield Leaf(path, leaf, "fixed")
         else:
-            tensor = leaf if isinstance(leaf, COMPOSITE) else tf.convert_to_tensor(leaf)
+            tensor = tf.convert_to_tensor(leaf) if isinstance(leaf, ARRAYS) else leaf
             yield Leaf(path, tensor, "whole" if whole or tensor.shape.rank == 0 else "split")
 
 
@@ -223,7 +264,23 @@ def _skeleton(nest: Any) -> Hashable:
     )
 
 
-def _cut(value: Any, counts: Sequence[int]) -> list[Any]:
+def _gather(value: Any, rows: Any) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.concat(0, [_cut(value, [int(row), 1, 0])[1] for row in rows])
+    return tf.gather(value, rows)
+
+
+def _resized(leaf: Leaf, rows: int) -> Any:
+    shape = [rows, *leaf.value.shape[1:]]
+    if isinstance(leaf.value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(
+            shape, leaf.value.dtype, leaf.value.ragged_rank, leaf.value.row_splits.dtype
+        )
+    spec = tf.SparseTensorSpec if isinstance(leaf.value, tf.SparseTensor) else tf.TensorSpec
+    return spec(shape, leaf.value.dtype)
+
+
+def _cut(value: Any, counts: Sequence[Any]) -> list[Any]:
     starts = [sum(counts[:i]) for i in range(len(counts))]
     if isinstance(value, tf.RaggedTensor):
         return [value[start : start + count] for start, count in zip(starts, counts, strict=True)]
@@ -235,4 +292,4 @@ def _cut(value: Any, counts: Sequence[int]) -> list[Any]:
             )
             for start, count in zip(starts, counts, strict=True)
         ]
-    return tf.split(value, list(counts)) if len(counts) > 1 else [value]
+    return tf.split(value, list(counts), num=len(counts)) if len(counts) > 1 else [value]

@@ -1,86 +1,271 @@
 """Trace a function once; call the trace on any device, with shared or other variables.
 
 The captures of a trace are the handles of the variables that it uses. So the one concrete function
-that came from the user's code serves every device, and, where a device has copies of the variables,
-it is called with the handles of those instead.
+that came from the user's code serves every device; and where a device has variables of its own, it is
+called with the handles of those instead (`variables=`).
 """
 
-from collections.abc import Callable, Sequence
+import linecache
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.split import Arguments, flatten, pack
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.hardware.placement import short
+from colonnade.run.graph import Capture, captures, nodes
+from colonnade.run.split import Arguments, flatten, is_tensor, pack
+
+# Ops whose effect a person sees: a print, a summary, a failed assertion.
+SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
+# Graph seeds of the replicas lie this far apart, so that they do not meet the seeds of the user's ops.
+SEED_STRIDE = 1_000_003
+
+
+def scope(replica: int, device: str) -> str:
+    """The name scope of a replica: it tells the device in TensorFlow's own messages and in summaries."""
+    return f"replica_{replica}_on_{short(device).replace(':', '_').replace('/', '_')}"
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What makes a trace that of one replica: its own random numbers, its device's name in what it says."""
+
+    replica: int
+    device: str
+    reseed: bool
+
+    def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` as this replica runs it. Replica 0 draws what one device draws."""
+        name = scope(self.replica, self.device)
+        reseed = _unconverted(self._reseed)
+
+        def voiced(*components: Any) -> Any:
+            reseed()
+            with tf.name_scope(name):
+                return fn(*components)
+
+        return voiced
+
+    def _reseed(self) -> None:
+        if self.reseed and self.replica:
+            base, _ = tf.compat.v1.get_seed(0)
+            tf.compat.v1.set_random_seed((base + self.replica * SEED_STRIDE) % 2**31)
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """While the trace is made, let tf.print begin with the device's name."""
+        original, tracing, label = tf.print, threading.get_ident(), f"[{short(self.device)}]"
+
+        @tf.autograph.experimental.do_not_convert
+        def named(*inputs: Any, **options: Any) -> Any:
+            return original(*((label,) if threading.get_ident() == tracing else ()), *inputs, **options)
+
+        tf.print = named
+        try:
+            yield
+        finally:
+            tf.print = original
 
 
 class Traced:
-    """A concrete function over plain tensors, made by `trace`."""
+    """A concrete function over plain tensors; made by `trace`."""
 
-    def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
+        unpack, leaves = _unconverted(arguments.unpack), _unconverted(_tensor_leaves)
 
         def flat(*components: Any) -> Any:
-            result = arguments.with_components(components).call(fn)
-            outputs[:] = [result]
-            return [leaf for _, leaf in flatten(result) if _is_tensor(leaf)]
+            args, kwargs = unpack(components)
+            result = fn(*args, **kwargs)
+            return leaves(result, outputs)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        self.concrete = tf.function(flat).get_concrete_function(*specs)
-        self._structure = outputs[0]
+        with voice.speaking() if voice else nullcontext():
+            function = tf.function(voice.of(flat) if voice else flat)
+            self.concrete = function.get_concrete_function(*specs)
+        self._structure = outputs[-1]
+        # Differentiating the function adds outputs to its graph, so these are noted now.
+        self._types = [output.dtype for output in self.concrete.outputs]
+        self.captures = captures(self.concrete)
+        self._refuse_iterators(fn)
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that the function uses, trainable or not."""
+        return tuple(capture.variable for capture in self.captures if capture.variable is not None)
+
+    @property
+    def written(self) -> tuple[tf.Variable, ...]:
+        """Those of its variables that the function changes."""
+        return tuple(c.variable for c in self.captures if c.variable is not None and c.written)
 
     @property
     def portable(self) -> bool:
         """Whether the trace can be called from any graph: it captured nothing of the one around it."""
         return not any(tf.is_symbolic_tensor(capture) for capture in self.concrete.captured_inputs)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it has seeded legacy random ops: the seed is part of the op, the same on every replica."""
+        ops = nodes(self.concrete.graph.as_graph_def())
+        return any("seed2" in op.attr and (op.attr["seed"].i or op.attr["seed2"].i) for op in ops)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it prints, asserts or writes summaries."""
+        return any(node.op in SPEAKING for node in nodes(self.concrete.graph.as_graph_def()))
+
     def paths(self) -> list[tuple[str, Any]]:
         """The leaves of what the function returns, each with its path."""
         return list(flatten(self._structure))
-
-    def on(self, device: str, components: Sequence[Any], scope: str) -> Any:
-        """Call the function on `device`; when this is differentiated, the gradient runs there too."""
-        floating = [c.dtype.is_floating or c.dtype.is_complex for c in components]
-
-        # A concrete function called under tf.device and differentiated outside leaves its
-        # backward call without a device. So the gradient is taken here, by a tape of its own.
-        @tf.custom_gradient
-        def placed(*inputs: Any) -> Any:
-            with tf.device(device), tf.name_scope(scope), tf.GradientTape(persistent=True) as tape:
-                tape.watch([c for c, watch in zip(inputs, floating, strict=True) if watch])
-                results = self.concrete(*inputs)
-            flat = tf.nest.flatten(results, expand_composites=True)
-
-            def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
-                pairs = [
-                    (y, dy)
-                    for y, dy in zip(flat, upstream, strict=True)
-                    if y.dtype.is_floating or y.dtype.is_complex
-                ]
-                sources = [c for c, watch in zip(inputs, floating, strict=True) if watch]
-                with tf.device(device), tf.name_scope(f"{scope}_grad"):
-                    found = tape.gradient(
-                        [y for y, _ in pairs],
-                        [*sources, *variables],
-                        output_gradients=[dy for _, dy in pairs],
-                    )
-                of_inputs = iter(found[: len(sources)])
-                return [next(of_inputs) if watch else None for watch in floating], found[len(sources) :]
-
-            return flat, gradient
-
-        flat = placed(*components)
-        results = tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
-        tensors = iter(results)
-        return [next(tensors) if _is_tensor(leaf) else leaf for _, leaf in self.paths()]
 
     def pack(self, leaves: Sequence[Any]) -> Any:
         """What the function returns, with other leaves."""
         return pack(self._structure, iter(leaves))
 
+    def on(
+        self,
+        device: str,
+        components: Sequence[Any],
+        variables: Mapping[Any, Any] | None = None,
+        *,
+        replica: int = 0,
+    ) -> list[Any]:
+        """Call the function on `device`; returns the leaves of its result.
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, tf.Tensor | tf.Variable | tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices)
+        Args:
+            device: a device string.
+            components: the plain tensors of the arguments, as `Arguments.components` gives them.
+            variables: handles to use instead, by the `ref()` of the captured variable. Such a call
+                cannot be differentiated from outside. Without it the variables are shared, and the
+                gradient runs on `device` too.
+            replica: the number of the replica, for the names of its ops.
+        """
+        name = scope(replica, device)
+        if variables is None:
+            flat = self._differentiable(device, components, name)
+        else:
+            with tf.device(device), tf.name_scope(name):
+                flat = self._rebound(components, variables)
+        tensors = iter(
+            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
+        )
+        return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
+
+    def _rebound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
+        handles = [
+            variables.get(capture.variable.ref(), capture.tensor)
+            if capture.variable is not None
+            else capture.tensor
+            for capture in self.captures
+        ]
+        return tf.raw_ops.StatefulPartitionedCall(
+            args=[*components, *handles], Tout=self._types, f=self.concrete
+        )
+
+    def _differentiable(self, device: str, components: Sequence[Any], name: str) -> list[Any]:
+        """The call with a gradient that runs on the same device.
+
+        A concrete function that is called under tf.device and differentiated outside leaves its
+        backward call without a device. So the gradient is taken here, by a tape of its own.
+        """
+        # What the function closes over, such as a tensor computed outside, has a gradient as well.
+        closed_over = [c.tensor for c in self.captures if c.variable is None and _has_gradient(c.tensor)]
+        smooth = [_has_gradient(c) for c in (*components, *closed_over)]
+
+        @tf.custom_gradient
+        def placed(*inputs: Any) -> Any:
+            arguments = inputs[: len(components)]
+            sources = [c for c, watched in zip((*arguments, *closed_over), smooth, strict=True) if watched]
+            with tf.device(device), tf.name_scope(name), tf.GradientTape(persistent=True) as tape:
+                tape.watch(sources)
+                results = tf.nest.flatten(self.concrete(*arguments), expand_composites=True)
+
+            def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
+                pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if _has_gradient(y)]
+                targets, output_gradients = zip(*pairs, strict=True) if pairs else ((), ())
+                with tf.device(device), tf.name_scope(f"{name}_grad"):
+                    found = tape.gradient(
+                        list(targets), [*sources, *variables], output_gradients=list(output_gradients)
+                    )
+                of_inputs = iter(found[: len(sources)])
+                return [next(of_inputs) if watched else None for watched in smooth], found[len(sources) :]
+
+            return results, gradient
+
+        return placed(*components, *closed_over)
+
+    def line_of(self, node: str) -> str | None:
+        """The line of the user's code that made a node: `file:line: code`."""
+        graph = self.concrete.graph
+        names = {op.name for op in graph.get_operations()}
+        # A node inside a loop or a branch is found under the name of the loop or branch.
+        while node and node not in names:
+            node = node.rpartition("/")[0]
+        if not node:
+            return None
+        frames = [frame for frame in graph.get_operation_by_name(node).traceback if _is_users(frame.filename)]
+        if not frames:
+            return None
+        file, number = frames[-1].filename, frames[-1].lineno
+        return f"{file}:{number}: {linecache.getline(file, number).strip()}"
+
+    def _refuse_iterators(self, fn: Callable[..., Any]) -> None:
+        problems = [problem for capture in self.captures for problem in _unusable(capture)]
+        if problems:
+            raise InvalidArgument(f"the function {_name(fn)}", problems)
 
 
-def trace(fn: Callable[..., Any], arguments: Arguments) -> Traced:
-    return Traced(fn, arguments)
+def trace(fn: Callable[..., Any], *specs: Any, **keywords: Any) -> Traced:
+    """Trace `fn` for arguments like these: tensors, `tf.TensorSpec`s, nests of them, Python values.
+
+    Example:
+        >>> w = tf.Variable([2.0])
+        >>> traced = trace(lambda x: x * w, tf.TensorSpec([3]))
+        >>> [v.name for v in traced.variables], traced.on("/device:CPU:1", [tf.ones(3)])[0].numpy().tolist()
+        (['Variable:0'], [2.0, 2.0, 2.0])
+    """
+    return Traced(fn, Arguments(specs, keywords))
+
+
+def _unusable(capture: Capture) -> Iterator[Problem]:
+    """Captures that several replicas cannot share and that cannot be copied."""
+    if any(op.startswith("IteratorGetNext") for op in capture.used_by):
+        rule = "is read inside the function; replicas would race for its elements"
+        yield Problem("an iterator", capture.tensor.dtype.name, rule, "Pass its elements as an argument")
+
+
+def _has_gradient(tensor: Any) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+@tf.autograph.experimental.do_not_convert
+def _tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
+    outputs.append(result)
+    return [leaf for _, leaf in flatten(result) if is_tensor(leaf)]
+
+
+def _unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep AutoGraph, which is for the user's code, out of ours: it takes seconds."""
+    return tf.autograph.experimental.do_not_convert(fn)
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, traceback) if module.__file__)
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file belongs to neither TensorFlow, Keras, the standard library nor Colonnade."""
+    here = str(Path(__file__).parent.parent)
+    return not (
+        filename.startswith((here, "<")) or "site-packages" in filename or filename.startswith(_LIBRARIES)
+    )

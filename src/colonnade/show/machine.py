@@ -27,7 +27,7 @@ def table(cards: tuple[Card, ...]) -> Table:
     """The CPU and the cards, with their memory."""
     table = Table(title="Devices of this machine", title_justify="left")
     for column in ("device", "what", "UUID", "PCI bus"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     table.add_column("memory", justify="right")
     memory = psutil.virtual_memory().total
     table.add_row("CPU", f"{psutil.cpu_count()} cores, {platform.machine()}", "", "", _gib(memory))

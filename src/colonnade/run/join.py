@@ -1,0 +1,62 @@
+"""Join what the replicas returned: concatenate batches, reduce or stack what has no batch dim."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.split import is_tensor
+
+JOINS = ("concat", "mean", "sum", "stack")
+
+
+def join_leaf(
+    path: str, replicas: Sequence[Any], counts: Sequence[Any], join: str, follows_batch: bool, where: str
+) -> Any:
+    """One output of all replicas as one value.
+
+    Args:
+        path: where in the result it is, for messages.
+        replicas: the output of each replica.
+        counts: the size of each replica's slice.
+        join: what to do with an output that has no batch dim.
+        follows_batch: whether its first dim is the batch dim.
+        where: who asks, for messages.
+    """
+    first = replicas[0]
+    if not is_tensor(first):
+        if any(other is not first and other != first for other in replicas):
+            rule = "is a Python value that differs between the replicas"
+            raise InvalidArgument(where, [Problem(f"output{path}", list(replicas), rule, "Return a tensor")])
+        return first
+    if join == "concat" and first.shape.rank == 0:
+        rule = "has no batch dim (it is a scalar), so it cannot be concatenated"
+        fix = 'Return one value per example, or choose parallel(..., join="mean"), "sum" or "stack"'
+        raise InvalidArgument(where, [Problem(f"output{path}", first.dtype.name, rule, fix)])
+    if join == "concat" or follows_batch:
+        return _concat(replicas)
+    if join == "stack":
+        return tf.stack(replicas)
+    if len(replicas) == 1:
+        return _concat(replicas)
+    if not (first.dtype.is_floating or first.dtype.is_complex or (join == "sum" and first.dtype.is_integer)):
+        rule = f"cannot be joined by {join}: it is not a number that can be averaged"
+        raise InvalidArgument(
+            where, [Problem(f"output{path}", first.dtype.name, rule, 'Choose join="stack"')]
+        )
+    if join == "sum":
+        return tf.add_n(replicas)
+    total = tf.cast(sum(counts), first.dtype)
+    return (
+        tf.add_n([tf.cast(count, first.dtype) * value for count, value in zip(counts, replicas, strict=True)])
+        / total
+    )
+
+
+def _concat(replicas: Sequence[Any]) -> Any:
+    if len(replicas) == 1:
+        return tf.nest.map_structure(tf.identity, replicas[0], expand_composites=True)
+    if isinstance(replicas[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(replicas))
+    return tf.concat(replicas, axis=0)

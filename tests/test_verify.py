@@ -1,0 +1,84 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+
+X = tf.constant(np.random.default_rng(0).normal(size=(13, 6)).astype("float32"))
+
+
+def per_example(x):
+    return tf.nn.elu(x @ WEIGHTS)
+
+
+WEIGHTS = tf.Variable(np.random.default_rng(1).normal(size=(6, 3)).astype("float32"), name="weights")
+
+
+def test_equal():
+    report = cn.verify(per_example, X, devices=4)
+    assert report
+    assert {row.batch for row in report.rows} == {12, 11, 3}
+    assert {row.leaf for row in report.rows} == {"output", "gradient of x", "gradient of weights:0"}
+    assert all(row.difference <= row.tolerance < 1e-3 for row in report.rows)
+    assert "4 devices and one: equal." in str(report)
+
+
+@tf.custom_gradient
+def smaller_gradient(x):
+    """The identity, with a gradient that depends on the size of the batch."""
+    return tf.identity(x), lambda dy: dy / tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "cause"),
+    [
+        (lambda x: tf.reduce_mean(x @ WEIGHTS), "mean"),
+        (lambda x: tf.reduce_sum(x @ WEIGHTS), "sum"),
+        (lambda x: x - tf.reduce_mean(x, axis=0), "statistics"),
+        (lambda x: x / tf.cast(tf.shape(x)[0], tf.float32), "size"),
+        (lambda x: smaller_gradient(x @ WEIGHTS), "size"),
+        (lambda x: x - x[0], "order"),
+        (lambda x: tf.cumsum(x), "order"),
+        (lambda x: x + tf.random.uniform(tf.shape(x)), "randomness"),
+    ],
+)
+def test_causes(fn, cause):
+    report = cn.verify(fn, X, devices=4)
+    assert not report
+    assert report.causes[0] == cause
+    assert "parallel" not in report.causes
+    assert f"NO: {cause}" in str(report)
+
+
+@pytest.mark.parametrize(("fn", "join"), [(tf.reduce_mean, "mean"), (tf.reduce_sum, "sum")])
+def test_a_join_makes_it_equal(fn, join):
+    assert cn.verify(lambda x: fn(x @ WEIGHTS), X, devices=4, join=join)
+
+
+def test_batch_norm_and_dropout_of_keras():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    assert cn.verify(model, X, devices=3, training=False)
+    before = [v.numpy() for v in model.variables]
+    assert cn.verify(model, X, devices=3, training=True).causes[0] == "statistics"
+    for v, value in zip(model.variables, before, strict=True):
+        assert np.array_equal(v.numpy(), value)  # the moving averages were put back
+    assert cn.verify(keras.layers.Dropout(0.5), X, devices=3, training=True).causes == ("randomness",)
+
+
+def test_integers_and_strings_must_be_equal():
+    assert cn.verify(
+        lambda x, i: (tf.argmax(x, axis=1), tf.strings.as_string(i)), X, np.arange(13), devices=4
+    )
+
+
+def test_a_wrong_parallel_run_is_not_blamed_on_the_function(monkeypatch):
+    from colonnade.run import parallel
+
+    def mean_of_means(path, replicas, counts, *rest):
+        return tf.add_n(list(replicas)) / len(replicas)
+
+    monkeypatch.setattr(parallel, "join_leaf", mean_of_means)
+    report = cn.verify(lambda x: tf.reduce_mean(x @ WEIGHTS), X[:11], devices=4, join="mean")
+    assert not report
