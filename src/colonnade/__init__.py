@@ -16,6 +16,7 @@ from colonnade.errors import (
 )
 
 if TYPE_CHECKING:
+    from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.parallel import make_parallel
@@ -30,6 +31,7 @@ __all__ = [
     "MissingTensorFlow",
     "Placement",
     "PlacementError",
+    "Topology",
     "broadcast",
     "make_parallel",
     "placement",
@@ -38,6 +40,7 @@ __all__ = [
 
 _HOME = {
     "Placement": "hardware.placement",
+    "Topology": "describe.topology",
     "broadcast": "run.split",
     "make_parallel": "run.parallel",
     "placement": "hardware.placement",
