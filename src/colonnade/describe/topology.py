@@ -183,19 +183,20 @@ class Topology:
 
     @classmethod
     def build(
-        cls, devices: Sequence[Device], kinds: matrix.Labels, peers: matrix.Peers | None = None
+        cls,
+        devices: Sequence[Device],
+        kinds: Sequence[Sequence[str]],
+        peers: Sequence[Sequence[bool | None]] | None = None,
     ) -> "Topology":
         """From the kind of every link, and where it is known, whether peer access works there."""
-        links = []
-        for i, row in enumerate(kinds):
-            direct = [None if peers is None else peers[i][j] for j in range(len(row))]
-            links.append(
-                tuple(
-                    SELF if i == j else Link.of(kind, peer=direct[j], card=devices[i].name)
-                    for j, kind in enumerate(row)
-                )
+        links = tuple(
+            tuple(
+                SELF if i == j else Link.of(kind, peer=peers[i][j] if peers else None, card=devices[i].name)
+                for j, kind in enumerate(row)
             )
-        return cls(tuple(devices), tuple(links))
+            for i, row in enumerate(kinds)
+        )
+        return cls(tuple(devices), links)
 
     @classmethod
     def uniform(cls, n: int, link: Link | str = SHARED) -> "Topology":
