@@ -71,7 +71,8 @@ def devices(
         _print(as_json, json.loads(pasted.to_json()), show.links(pasted))
     else:
         found = _machine(machine)
-        _print(as_json, show.facts(found), show.screen(found))
+        here = machine is None
+        _print(as_json, show.facts(found, here=here), show.screen(found, here=here))
 
 
 @app.command()
@@ -90,7 +91,7 @@ def doctor(
     from colonnade.show.doctor import report
 
     found = _machine(machine)
-    findings = examine(found, probe()) if machine is None else examine_cards(found)
+    findings = examine(found, probe()) if machine is None else examine_cards(found, {})
     _print(as_json, [asdict(finding) for finding in findings], report(findings))
     if any(finding.state == "blocks" for finding in findings):
         raise typer.Exit(1)

@@ -111,7 +111,7 @@ def detect(nvml: Any = pynvml, owner: Callable[[int], str | None] = owner, virtu
     """
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
+    except pynvml.NVMLError as error:
         return Machine((), Topology.uniform(virtual), absent=str(error), error=error.value)
     try:
         return _machine(nvml, owner, virtual)
@@ -125,10 +125,10 @@ def _machine(nvml: Any, owner: Callable[[int], str | None], virtual: int) -> Mac
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             found.append((handle, _card(nvml, handle, index, owner)))
-        except nvml.NVMLError as error:
+        except pynvml.NVMLError as error:
             faults.append(f"card {index}: {error}")
-    driver = _ask(nvml, "", nvml.nvmlSystemGetDriverVersion)
-    version = _ask(nvml, None, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    driver = _ask("", nvml.nvmlSystemGetDriverVersion)
+    version = _ask(None, nvml.nvmlSystemGetCudaDriverVersion_v2)
     cuda = version and (version // 1000, version % 1000 // 10)
     cards = tuple(card for _, card in found)
     if not cards:
@@ -139,8 +139,8 @@ def _machine(nvml: Any, owner: Callable[[int], str | None], virtual: int) -> Mac
 
 def _card(nvml: Any, handle: Any, index: int, owner: Callable[[int], str | None]) -> Card:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    usage = _ask(nvml, None, nvml.nvmlDeviceGetUtilizationRates, handle)
-    mig = _ask(nvml, [pynvml.NVML_DEVICE_MIG_DISABLE], nvml.nvmlDeviceGetMigMode, handle)
+    usage = _ask(None, nvml.nvmlDeviceGetUtilizationRates, handle)
+    mig = _ask([pynvml.NVML_DEVICE_MIG_DISABLE], nvml.nvmlDeviceGetMigMode, handle)
     enabled = mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return Card(
         index=index,
@@ -157,16 +157,16 @@ def _card(nvml: Any, handle: Any, index: int, owner: Callable[[int], str | None]
 
 
 def _processes(nvml: Any, handle: Any, owner: Callable[[int], str | None]) -> Iterator[Process]:
-    computing = _ask(nvml, [], nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = _ask(nvml, [], nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    computing = _ask([], nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    drawing = _ask([], nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     # A process that does both is listed twice, with the same memory.
     for pid, memory in {p.pid: p.usedGpuMemory for p in [*computing, *drawing]}.items():
         yield Process(pid, owner(pid), memory)
 
 
 def _instances(nvml: Any, handle: Any) -> Iterator[Instance]:
-    for at in range(_ask(nvml, 0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
-        part = _ask(nvml, None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)
+    for at in range(_ask(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        part = _ask(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)
         if part is not None:  # places without an instance are not found
             yield Instance(
                 uuid=nvml.nvmlDeviceGetUUID(part),
@@ -195,14 +195,14 @@ def _nvlinks(nvml: Any, handle: Any, cards: set[str]) -> Counter[str]:
     """How many active NVLinks lead to each card, by bus id, and to a switch, which reaches all."""
     count: Counter[str] = Counter()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        if not _ask(nvml, 0, nvml.nvmlDeviceGetNvLinkState, handle, link):
+        if not _ask(0, nvml.nvmlDeviceGetNvLinkState, handle, link):
             continue
-        remote = _ask(nvml, None, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        remote = _ask(None, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if remote is not None and remote.busId.upper() in cards:
             count[remote.busId.upper()] += 1
             continue
         switch = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH  # what else there is: processors with NVLink
-        if _ask(nvml, switch, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == switch:
+        if _ask(switch, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == switch:
             count["switch"] += 1
     return count
 
@@ -213,28 +213,28 @@ def _joined(lines: Sequence[Counter[str]], i: int, j: int, card: Card) -> str:
 
 
 def _ancestor(nvml: Any, a: Any, b: Any) -> str:
-    level = _ask(nvml, pynvml.NVML_TOPOLOGY_SYSTEM, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
+    level = _ask(pynvml.NVML_TOPOLOGY_SYSTEM, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
     return _KINDS.get(level, "SYS")
 
 
 def _peer(nvml: Any, a: Any, b: Any) -> bool | None:
-    status = _ask(nvml, None, nvml.nvmlDeviceGetP2PStatus, a, b, READ)
+    status = _ask(None, nvml.nvmlDeviceGetP2PStatus, a, b, READ)
     return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
 
 
 def _numa(nvml: Any, handle: Any) -> int | None:
     """The NUMA node next to a card, if there is exactly one."""
     scope = pynvml.NVML_AFFINITY_SCOPE_NODE
-    words = _ask(nvml, [], nvml.nvmlDeviceGetMemoryAffinity, handle, 16, scope)
+    words = _ask([], nvml.nvmlDeviceGetMemoryAffinity, handle, 16, scope)
     nodes = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _ask(nvml: Any, otherwise: Any, function: Callable[..., Any], *args: Any) -> Any:
+def _ask(otherwise: Any, function: Callable[..., Any], *args: Any) -> Any:
     """The answer of NVML, or `otherwise` if this card or driver does not have one."""
     try:
         return function(*args)
-    except nvml.NVMLError as error:
+    except pynvml.NVMLError as error:
         if error.value not in _UNANSWERED:
             raise
         return otherwise

@@ -42,8 +42,8 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     system = root / "sys"
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return (
-        driver(machine, tensorflow),
-        *examine_cards(machine),
+        driver(machine, tensorflow, os.environ),
+        *examine_cards(machine, os.environ),
         iommu(machine.cards, system),
         access_control(machine.cards, system),
         shared_memory(root / "dev" / "shm"),
@@ -52,18 +52,18 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     )
 
 
-def examine_cards(machine: Machine) -> tuple[Finding, ...]:
+def examine_cards(machine: Machine, environment: Mapping[str, str]) -> tuple[Finding, ...]:
     """The checks that need nothing but what the driver says of the cards."""
     me = psutil.Process().username()
     return (
         answers(machine),
-        order(machine.cards, os.environ),
+        order(machine.cards, environment),
         peer_access(machine.topology, machine.cards),
         leftover(machine.cards, me),
     )
 
 
-def driver(machine: Machine, tensorflow: TensorFlow) -> Finding:
+def driver(machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, str]) -> Finding:
     """Whether driver, CUDA and TensorFlow find each other."""
     check, why = "driver and CUDA", "TensorFlow computes on a card only if it finds the driver and CUDA"
     said = "".join(f"; TensorFlow says: {line}" for line in tensorflow.log)
@@ -89,7 +89,7 @@ def driver(machine: Machine, tensorflow: TensorFlow) -> Finding:
     if machine.cuda and machine.cuda[0] < wanted:
         found = f"{cards}; this driver runs CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
         return Finding(check, "blocks", found, why, f"Install a driver for CUDA {wanted} or newer")
-    expected = len(gpu.visible(machine.cards, os.environ))
+    expected = len(gpu.visible(machine.cards, environment))
     if tensorflow.cards < expected:
         found = f"{cards}; it can use {tensorflow.cards} of {expected}{said}"
         remedy = "pip install --upgrade 'tensorflow[and-cuda]', which brings the libraries along"

@@ -27,22 +27,23 @@ LEGEND = {
 }
 
 
-def facts(machine: Machine) -> dict[str, object]:
-    """What `colonnade devices --json` prints."""
+def facts(machine: Machine, *, here: bool = True) -> dict[str, object]:
+    """What `colonnade devices --json` prints; with the CPU if that machine is `here`."""
+    cpu = {
+        "cores": psutil.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+        "name": platform.machine(),
+    }
     return {
-        "cpu": {
-            "cores": psutil.cpu_count(),
-            "memory": psutil.virtual_memory().total,
-            "name": platform.machine(),
-        },
+        **({"cpu": cpu} if here else {}),
         **{key: value for key, value in asdict(machine).items() if key != "topology"},
         "topology": json.loads(machine.topology.to_json()),
     }
 
 
-def screen(machine: Machine) -> RenderableType:
+def screen(machine: Machine, *, here: bool = True) -> RenderableType:
     """The devices, their processes, and their links where there is more than one card."""
-    parts: list[RenderableType] = [devices(machine)]
+    parts: list[RenderableType] = [devices(machine, here=here)]
     if any(card.instances for card in machine.cards):
         parts.append(instances(machine.cards))
     if any(card.processes for card in machine.cards):
@@ -53,14 +54,14 @@ def screen(machine: Machine) -> RenderableType:
     return Group(*parts)
 
 
-def devices(machine: Machine) -> Table:
+def devices(machine: Machine, *, here: bool = True) -> Table:
     """The CPU and the cards, with their memory and how busy they are."""
-    table = _table(
-        "Devices of this machine", "device", "what", "*memory", "*free", "*busy", "PCI bus", "UUID"
-    )
-    memory = psutil.virtual_memory()
-    what = f"{psutil.cpu_count()} cores, {platform.machine()}"
-    table.add_row("CPU", what, gib(memory.total), gib(memory.available), "", "", "")
+    title = "Devices of this machine" if here else "Devices of a recorded machine"
+    table = _table(title, "device", "what", "*memory", "*free", "*busy", "PCI bus", "UUID")
+    if here:
+        memory = psutil.virtual_memory()
+        what = f"{psutil.cpu_count()} cores, {platform.machine()}"
+        table.add_row("CPU", what, gib(memory.total), gib(memory.available), "", "", "")
     for card in machine.cards:
         busy = "" if card.utilisation is None else f"{card.utilisation}%"
         name = f"{card.name}, MIG" if card.mig else card.name
@@ -99,7 +100,7 @@ def links(topology: Topology) -> Text:
     """The matrix of links in colour, and what the labels in it mean."""
     n = range(len(topology))
     width = max(6, *(len(label(link)) + 1 for row in topology.links for link in row))
-    text = Text(" " * 5 + "".join(str(j).ljust(width) for j in n).rstrip(), "bold")
+    text = Text().append(" " * 5 + "".join(str(j).ljust(width) for j in n).rstrip(), "bold")
     for i in n:
         text.append(f"\n{i:>3}  ", "bold")
         for j in n:
