@@ -3,7 +3,8 @@ import re
 import sys
 from pathlib import Path
 
-from fresh import run
+import pytest
+from fresh import ROOT, run
 
 import colonnade as cn
 
@@ -98,3 +99,21 @@ def test_commands_that_look_at_cards_need_no_tensorflow():
         "print('tensorflow' in sys.modules)"
     )
     assert run([sys.executable, "-c", program]).stdout.strip().endswith("False")
+
+
+PAGE = (ROOT / "docs" / "machine.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "shown", re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE, re.DOTALL)
+)
+def test_screens_in_the_documentation(shown):
+    command, _, screen = shown.partition("\n")
+    out = run([COMMAND, *command.split()[1:]]).stdout.strip("\n")
+    assert [line.rstrip() for line in out.splitlines()] == screen.splitlines()
+
+
+def test_the_example_in_the_documentation():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (said,) = re.findall(r"It prints `(.*?)`", PAGE)
+    assert run([sys.executable, "-c", code]).stdout.strip() == said

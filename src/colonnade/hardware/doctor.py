@@ -48,7 +48,7 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
         access_control(machine.cards, system),
         shared_memory(root / "dev" / "shm"),
         locked_memory(limit, adapters=(system / "class" / "infiniband").exists()),
-        threads(len(os.sched_getaffinity(0)), len(machine.topology)),
+        threads(_cores(), len(machine.topology)),
     )
 
 
@@ -250,6 +250,11 @@ def threads(cores: int, devices: int) -> Finding:
     if cores < 2 * devices and devices > 1:
         return Finding(check, "note", found, why, f"Use fewer devices, or cn.setup(threads=(1, {devices}))")
     return Finding(check, "good", found, why)
+
+
+def _cores() -> int:
+    """The cores that this process may use: fewer than the machine has, in many a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pci(card: Card, system: Path) -> Path:
