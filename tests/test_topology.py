@@ -209,6 +209,10 @@ def test_the_log_of_the_article():
     assert peers(topology) == PAIRS
     assert topology.link(0, 1).kind == "PHB"
     assert topology.link(1, 2).kind == "SYS"
+    all_but_one = plain(
+        [["X" if i == j else "NS" if (i, j) == (0, 1) else "OK" for j in range(4)] for i in range(4)]
+    )
+    assert not Topology.from_text(LOG, p2p=all_but_one).link(0, 1).peer
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ class Matrix:
 class _Block:
     """A header and the rows of its cards."""
 
-    header: str
     columns: list[str]  # cards and adapters
     affinities: list[tuple[str, int]]  # name, and where it starts in the header
     rows: dict[str, str] = field(default_factory=dict)
@@ -67,26 +66,22 @@ def read(text: str, p2p: str | None = None) -> Matrix:
     """Read a matrix or a log; all that is wrong with it comes in one error."""
     lines = _lines("text", text)
     tables, refused = _tables("text", lines)
-    links = [(block, cells) for block, cells in tables if not _is_peer_table(cells)]
     peers = next((_codes(cells) for _, cells in tables if _is_peer_table(cells)), None)
     if p2p is not None:
         peers = _peers(p2p)
-    if not links:
-        if refused:
-            raise refused[0]
-        logged = _logged_peers(lines)
-        if logged:
-            return _from_log(lines, logged)
-        raise _refuse(
-            "text", text, "holds no matrix of links", "Copy all of what `nvidia-smi topo -m` prints"
-        )
-    block, cells = links[0]
-    if peers is not None and len(peers) != len(cells):
-        rule = f"is for {len(peers)} cards, and the matrix of links has {len(cells)}"
+    links = [(block, cells) for block, cells in tables if not _is_peer_table(cells)]
+    if links:
+        block, cells = links[0]
+        numa = tuple(_numa(block, name) for name in block.cards)
+        found = Matrix(tuple(block.cards), _labels(cells), peers, numa)
+    elif refused:
+        raise refused[0]
+    else:
+        found = _from_log(text, lines, peers)
+    if peers is not None and len(peers) != len(found.names):
+        rule = f"is for {len(peers)} cards, and the links are for {len(found.names)}"
         raise _refuse("text" if p2p is None else "p2p", p2p or text, rule, "Take both from the same machine")
-    return Matrix(
-        tuple(block.cards), _labels(cells), peers, tuple(_numa(block, name) for name in block.cards)
-    )
+    return found
 
 
 def _peers(text: str) -> Peers:
@@ -142,7 +137,7 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
             continue
         if block and block.rows:
             yield block
-        block = _Block(line, columns, [(m[0], m.start()) for m in _AFFINITY.finditer(line)])
+        block = _Block(columns, [(m[0], m.start()) for m in _AFFINITY.finditer(line)])
     if block and block.rows:
         yield block
 
@@ -246,14 +241,20 @@ def _logged_peers(lines: list[str]) -> Peers | None:
     return tuple(tuple(i == j or (i, j) not in no for j in range(count)) for i in range(count))
 
 
-def _from_log(lines: list[str], peers: Peers) -> Matrix:
+def _from_log(text: str, lines: list[str], peers: Peers | None) -> Matrix:
     """The log does not say how cards are joined: the slowest kind that fits the peer access it tells."""
-    n = range(len(peers))
+    logged = _logged_peers(lines)
+    if logged is None:
+        rule, fix = "holds no matrix of links", "Copy all of what `nvidia-smi topo -m` prints"
+        raise _refuse("text", text, rule, fix)
+    n = range(len(logged))
     names = {int(m[1]): m[2].strip() for line in lines for m in _LOG_DEVICE.finditer(line)}
     kinds = tuple(
-        tuple("X" if i == j else "PHB" if peers[i][j] or peers[j][i] else "SYS" for j in n) for i in n
+        tuple("X" if i == j else "PHB" if logged[i][j] or logged[j][i] else "SYS" for j in n) for i in n
     )
-    return Matrix(tuple(names.get(i, f"device {i}") for i in n), kinds, peers, (None,) * len(peers))
+    return Matrix(
+        tuple(names.get(i, f"device {i}") for i in n), kinds, peers or logged, (None,) * len(logged)
+    )
 
 
 def _refuse(argument: str, value: object, rule: str, fix: str) -> InvalidArgument:
