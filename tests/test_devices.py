@@ -111,7 +111,7 @@ def test_visible_devices_of_the_environment():
 
     assert [card.index for card in gpu.visible(CARDS, {})] == [0, 1, 2, 3]
     assert seen("2,0") == [2, 0]
-    assert seen("GPU-3333,1") == [3, 1]
+    assert seen("GPU-3333,GPU-1") == [3, 1]
     assert seen("") == seen("-1") == seen("7,0") == []
     assert seen("0,-1,2") == [0]
 

@@ -28,6 +28,7 @@ sys.meta_path.insert(0, Missing())
 start = time.perf_counter()
 import colonnade as cn
 print(time.perf_counter() - start)
+cn.Topology.uniform(2)  # needs none
 for name in ("setup", "make_parallel", "placement"):
     try:
         getattr(cn, name)

@@ -16,6 +16,7 @@ from colonnade.errors import (
 )
 
 if TYPE_CHECKING:
+    from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.parallel import make_parallel, parallel
@@ -32,6 +33,7 @@ __all__ = [
     "Placement",
     "PlacementError",
     "Report",
+    "Topology",
     "broadcast",
     "make_parallel",
     "parallel",
@@ -43,6 +45,7 @@ __all__ = [
 _HOME = {
     "Placement": "hardware.placement",
     "Report": "run.verify",
+    "Topology": "describe.topology",
     "broadcast": "run.split",
     "make_parallel": "run.parallel",
     "parallel": "run.parallel",

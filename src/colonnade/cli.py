@@ -3,13 +3,20 @@
 import json
 import os
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from colonnade import __version__
-from colonnade.errors import ColonnadeError, MissingTensorFlow
+from colonnade.errors import ColonnadeError, InvalidArgument, MissingTensorFlow, Problem
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from colonnade.hardware.cards import Machine
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,15 +50,79 @@ def demo() -> None:
 
 
 @app.command()
-def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the devices of this machine."""
-    from colonnade.hardware.cards import detect
-    from colonnade.show import machine
+def devices(
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the links that `nvidia-smi topo -m` printed into this file (- for standard input)."
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Show a recorded machine: article, dgx1, nvswitch, consumer or mig.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the devices of this machine, who uses them, and the links between them."""
+    from colonnade.describe.topology import Topology
+    from colonnade.show import machine as show
 
-    if as_json:
-        print(json.dumps(machine.facts(detect()), indent=2))
+    if topology is not None:
+        pasted = Topology.from_text(_text(topology))
+        _print(as_json, json.loads(pasted.to_json()), show.links(pasted))
     else:
-        Console().print(machine.table(detect()))
+        found = _machine(machine)
+        here = machine is None
+        _print(as_json, show.facts(found, here=here), show.screen(found, here=here))
+
+
+@app.command()
+def doctor(
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Look at the cards of a recorded machine: article, dgx1, nvswitch, consumer or mig."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine; exit code 1 if something keeps work from starting."""
+    from colonnade.hardware.doctor import examine, examine_cards
+    from colonnade.hardware.probe import probe
+    from colonnade.show.doctor import report
+
+    found = _machine(machine)
+    findings = examine(found, probe()) if machine is None else examine_cards(found, {})
+    _print(as_json, [asdict(finding) for finding in findings], report(findings))
+    if any(finding.state == "blocks" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _machine(name: str | None) -> "Machine":
+    from colonnade.hardware.cards import detect
+    from colonnade.hardware.recorded import recorded
+
+    if name is None:
+        return detect()
+    fake = recorded(name)
+    return detect(fake, fake.owner)
+
+
+def _text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem(
+            "--topology", str(path), f"cannot be read ({error})", "Name a text file, or - for standard input"
+        )
+        raise InvalidArgument("colonnade devices", [problem]) from None
+
+
+def _print(as_json: bool, plain: object, screen: "RenderableType") -> None:
+    """Print JSON, or the screen; into a pipe as wide as the widest table."""
+    if as_json:
+        print(json.dumps(plain, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 130).print(screen)
 
 
 def main() -> None:

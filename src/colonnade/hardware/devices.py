@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.topology import Topology
 from colonnade.errors import AlreadyStarted, InvalidArgument, Problem, check
 from colonnade.hardware import cards as nvml
 from colonnade.hardware import gpu
@@ -66,7 +67,27 @@ def visible_cards() -> tuple[Card, ...]:
     if not tf.test.is_built_with_cuda():
         return ()
     gpu.use_bus_order(os.environ)
-    return gpu.visible(nvml.detect(), os.environ)
+    return gpu.visible(nvml.detect().cards, os.environ)
+
+
+def topology() -> Topology:
+    """The links between the devices to compute on, in the order of `names()`.
+
+    The parts of a divided card share its memory, and so do virtual CPU devices.
+    """
+    devices = tf.config.get_visible_devices("GPU")
+    if not devices:
+        return Topology.uniform(len(names()))
+    machine = nvml.detect()
+    place = {card.index: at for at, card in enumerate(machine.cards)}
+    card_of = {row.ordinal: place[row.index] for row in gpu.names(machine.cards, os.environ)}
+    ordinals = []
+    for device in devices:
+        divided = tf.config.get_logical_device_configuration(device) or [None]
+        ordinals += [int(device.name.rpartition(":")[2])] * len(divided)
+    if not card_of.keys() >= set(ordinals):  # CUDA's order is not known, or a card did not answer
+        return Topology.uniform(len(ordinals), link="SYS")
+    return machine.topology.select(card_of[ordinal] for ordinal in ordinals)
 
 
 def started() -> bool:

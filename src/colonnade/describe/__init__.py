@@ -1,0 +1,1 @@
+"""Plain data about machines and work; no TensorFlow."""

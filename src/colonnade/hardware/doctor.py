@@ -1,0 +1,293 @@
+"""What stands in the way of using this machine, why that matters, and what to do about it.
+
+Each check is a function of what it looks at, so it can be tried on machines that are not here.
+"""
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pynvml
+
+from colonnade.describe.speeds import suggests_peer
+from colonnade.describe.topology import Topology
+from colonnade.hardware import gpu
+from colonnade.hardware.cards import Card, Machine
+from colonnade.hardware.probe import TensorFlow
+
+GIB = 2**30
+NO_CARDS = "there is no card to look at"
+BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found. Only `blocks` keeps work from starting; `unknown` could not be looked at."""
+
+    check: str
+    state: Literal["good", "note", "blocks", "unknown"]
+    found: str
+    why: str
+    remedy: str = ""
+
+
+def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) -> tuple[Finding, ...]:
+    """All checks, on this machine."""
+    system = root / "sys"
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return (
+        driver(machine, tensorflow, os.environ),
+        *examine_cards(machine, os.environ),
+        iommu(machine.cards, system),
+        access_control(machine.cards, system),
+        shared_memory(root / "dev" / "shm"),
+        locked_memory(limit, adapters=(system / "class" / "infiniband").exists()),
+        threads(_cores(), len(machine.topology)),
+    )
+
+
+def examine_cards(machine: Machine, environment: Mapping[str, str]) -> tuple[Finding, ...]:
+    """The checks that need nothing but what the driver says of the cards."""
+    me = psutil.Process().username()
+    return (
+        answers(machine),
+        order(machine.cards, environment),
+        peer_access(machine.topology, machine.cards),
+        leftover(machine.cards, me),
+    )
+
+
+def driver(machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, str]) -> Finding:
+    """Whether driver, CUDA and TensorFlow find each other."""
+    check, why = "driver and CUDA", "TensorFlow computes on a card only if it finds the driver and CUDA"
+    said = "".join(f"; TensorFlow says: {line}" for line in tensorflow.log)
+    if not tensorflow.version:
+        remedy = "pip install 'colonnade[gpu]' with cards, pip install 'colonnade[cpu]' without"
+        return Finding(check, "blocks", f"TensorFlow does not start{said}", why, remedy)
+    name = f"TensorFlow {tensorflow.version}"
+    built = f"built for CUDA {tensorflow.cuda}" if tensorflow.built_with_cuda else "built without CUDA"
+    if machine.error == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+        remedy = "sudo modprobe nvidia; if that fails, install the driver again for this kernel"
+        return Finding(check, "blocks", "a driver is installed, and not loaded", why, remedy)
+    if machine.error == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        found = "the driver was updated while an older one is running"
+        return Finding(
+            check, "blocks", found, why, "Reboot, or reload the module: sudo rmmod nvidia_uvm nvidia"
+        )
+    if not machine.cards:
+        return Finding(check, "good", f"no cards ({machine.absent}); {name} computes on the CPU", why)
+    cards = f"driver {machine.driver}, {len(machine.cards)} cards; {name}, {built}"
+    if not tensorflow.built_with_cuda:
+        return Finding(check, "blocks", cards, why, "pip install 'colonnade[gpu]'")
+    wanted = int(tensorflow.cuda.partition(".")[0] or 0)
+    if machine.cuda and machine.cuda[0] < wanted:
+        found = f"{cards}; this driver runs CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+        return Finding(check, "blocks", found, why, f"Install a driver for CUDA {wanted} or newer")
+    expected = len(gpu.visible(machine.cards, environment))
+    if tensorflow.cards < expected:
+        found = f"{cards}; it can use {tensorflow.cards} of {expected}{said}"
+        remedy = "pip install --upgrade 'tensorflow[and-cuda]', which brings the libraries along"
+        return Finding(check, "blocks", found, why, remedy)
+    return Finding(check, "good", f"{cards}; it can use {tensorflow.cards}", why)
+
+
+def answers(machine: Machine) -> Finding:
+    """Whether all cards answer."""
+    check, why = "cards that answer", "a card that has dropped off the bus takes no work"
+    if machine.faults:
+        remedy = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
+        return Finding(check, "blocks", "; ".join(machine.faults), why, remedy)
+    if not machine.cards:
+        return Finding(check, "unknown", NO_CARDS, why)
+    return Finding(check, "good", f"all {len(machine.cards)}", why)
+
+
+def order(cards: Sequence[Card], environment: Mapping[str, str]) -> Finding:
+    """Whether card 1 is the same card for nvidia-smi, CUDA and TensorFlow, and what is visible."""
+    check = "device order"
+    why = "nvidia-smi counts by PCI bus, CUDA unless told so by speed: card 1 may be two different cards"
+    if not cards:
+        return Finding(check, "unknown", NO_CARDS, why)
+    rows = gpu.names(cards, environment)
+    seen = [row for row in rows if row.visible]
+    listed = environment.get(gpu.VISIBLE)
+    what = "" if listed is None else f"; {gpu.VISIBLE}={listed} shows {len(seen)} of {len(rows)}"
+    if listed is not None and len(seen) < len([entry for entry in listed.split(",") if entry.strip()]):
+        why = "CUDA stops at the first entry that names no card, and takes one instance of cards in MIG mode"
+        remedy = f"export {gpu.VISIBLE}={','.join(row.uuid for row in seen) or rows[0].uuid}"
+        return Finding(check, "note", f"not every entry is a card{what}", why, remedy)
+    if any(row.ordinal is None for row in seen):
+        found = f"different cards, and {gpu.ORDER} is not set: CUDA's order is not known{what}"
+        return Finding(
+            check, "note", found, why, f"export {gpu.ORDER}={gpu.BUS_ORDER} (cn.setup() does it too)"
+        )
+    return Finding(check, "good", f"the same for nvidia-smi, CUDA and TensorFlow{what}", why)
+
+
+def peer_access(topology: Topology, cards: Sequence[Card]) -> Finding:
+    """Peer access as the kinds of links suggest it, against what the driver says."""
+    check = "peer access"
+    why = "without it a copy from card to card goes through the host: slower, and a load on the CPU"
+    if len(cards) < 2:
+        return Finding(check, "unknown", "it takes two cards to look at", why)
+    pairs = [(i, j) for i in range(len(cards)) for j in range(i)]
+    direct = {(i, j): topology.link(i, j).peer and topology.link(j, i).peer for i, j in pairs}
+    without = [
+        (j, i) for (i, j), peer in direct.items() if not peer and suggests_peer(topology.link(i, j).kind)
+    ]
+    count = f"{sum(direct.values())} of {len(pairs)} pairs have it, says the driver"
+    if without:
+        shown = ", ".join(f"{i}-{j} ({topology.link(i, j).kind})" for i, j in sorted(without))
+        remedy = (
+            "Consumer cards have none, and no remedy. Others: switch off IOMMU translation and ACS, see below"
+        )
+        return Finding(
+            check, "note", f"{count}; the link suggests it, and it is missing, for {shown}", why, remedy
+        )
+    return Finding(check, "good", f"{count}, as the links suggest", why)
+
+
+def leftover(cards: Sequence[Card], me: str) -> Finding:
+    """Memory that is taken, and by whom."""
+    check, why = "memory taken", "TensorFlow takes nearly all that is free, and fails later if that is little"
+    if not cards:
+        return Finding(check, "unknown", NO_CARDS, why)
+    found, remedy = [], []
+    for card in cards:
+        for process in card.processes:
+            size = "" if process.memory is None else f"{process.memory / GIB:.1f} GiB, "
+            who = process.user or "a user who is not visible from here"
+            found.append(f"card {card.index}: {size}process {process.pid} of {who}")
+            remedy.append(f"kill {process.pid}" if process.user == me else f"ask {who} about {process.pid}")
+        known = sum(process.memory or 0 for process in card.processes)
+        hidden = card.memory - card.free - known if card.free is not None else 0
+        if hidden > GIB and all(process.memory is not None for process in card.processes):
+            found.append(f"card {card.index}: {hidden / GIB:.1f} GiB of no process that is visible from here")
+            remedy.append(f"sudo fuser -v /dev/nvidia{card.index}")
+    full = all(card.free is not None and card.free < 0.1 * card.memory for card in cards)
+    if not found:
+        return Finding(check, "good", "none", why)
+    return Finding(check, "blocks" if full else "note", "; ".join(found), why, "; ".join(remedy))
+
+
+def iommu(cards: Sequence[Card], system: Path) -> Finding:
+    """Whether the IOMMU translates the addresses that cards use."""
+    check = "IOMMU"
+    why = "translated addresses make copies between cards slow, and on some machines wrong or endless"
+    if not cards:
+        on = any((system / "class" / "iommu").glob("*"))
+        return Finding(check, "unknown", f"{NO_CARDS}; the IOMMU is {'on' if on else 'off'}", why)
+    kinds = {card.index: _text(_pci(card, system) / "iommu_group" / "type") for card in cards}
+    translated = [f"card {index} ({kind})" for index, kind in kinds.items() if kind.startswith("DMA")]
+    if len(cards) > 1 and translated:
+        remedy = "Add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, reboot"
+        return Finding(check, "note", f"translates for {', '.join(translated)}", why, remedy)
+    state = "off, or passes addresses through" if not translated else "translates for the only card"
+    return Finding(check, "good", state, why)
+
+
+def access_control(cards: Sequence[Card], system: Path) -> Finding:
+    """Whether PCIe bridges above the cards send copies between cards up to the CPU (ACS)."""
+    check = "PCIe access control (ACS)"
+    why = "bridges that redirect make copies between cards go through the CPU, as if there were no switch"
+    if len(cards) < 2:
+        return Finding(check, "unknown", "it takes two cards to look at", why)
+    redirecting, unread, bridges = [], 0, {b.name: b for card in cards for b in _bridges(_pci(card, system))}
+    for name, path in sorted(bridges.items()):
+        control = _acs_control(path / "config")
+        unread += control is None
+        if control and control & 0x0C:  # redirect requests, redirect completions
+            redirecting.append(name)
+    if redirecting:
+        remedy = "; ".join(f"sudo setpci -s {name} ECAP_ACS+0x6.w=0000" for name in redirecting)
+        return Finding(check, "note", f"redirects at {', '.join(redirecting)}", why, remedy)
+    if unread or not bridges:
+        found = f"{unread} of {len(bridges)} bridges cannot be read without root"
+        return Finding(check, "unknown", found, why, "sudo colonnade doctor")
+    return Finding(check, "good", f"{len(bridges)} bridges, none redirects", why)
+
+
+def shared_memory(path: Path) -> Finding:
+    """Whether processes of this machine have room to hand each other data."""
+    check, why = "/dev/shm", "processes on one machine exchange data there; containers often get 64 MiB"
+    if not path.exists():
+        return Finding(check, "unknown", "there is none", why)
+    size = shutil.disk_usage(path)
+    found = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
+    if size.free < GIB:
+        return Finding(
+            check, "note", found, why, "docker run --shm-size=8g; else sudo mount -o remount,size=8G /dev/shm"
+        )
+    return Finding(check, "good", found, why)
+
+
+def locked_memory(limit: int, *, adapters: bool) -> Finding:
+    """Whether network adapters may lock the memory that they read."""
+    check, why = (
+        "locked memory",
+        "InfiniBand and RoCE adapters lock the memory they send from; a low limit fails late",
+    )
+    found = "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit / 2**20:.0f} MiB"
+    if limit == resource.RLIM_INFINITY or not adapters:
+        return Finding(check, "good", found if adapters else f"{found}; no such adapter here", why)
+    remedy = "ulimit -l unlimited; for good in /etc/security/limits.conf; docker run --ulimit memlock=-1"
+    return Finding(check, "note", found, why, remedy)
+
+
+def threads(cores: int, devices: int) -> Finding:
+    """Whether every device has threads that keep it busy."""
+    check, why = (
+        "threads per device",
+        "a device waits if no thread launches its work and none prepares its data",
+    )
+    found = f"{cores} cores for {devices} device{'s' if devices > 1 else ''}"
+    if cores < 2 * devices and devices > 1:
+        return Finding(check, "note", found, why, f"Use fewer devices, or cn.setup(threads=(1, {devices}))")
+    return Finding(check, "good", found, why)
+
+
+def _cores() -> int:
+    """The cores that this process may use: fewer than the machine has, in many a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pci(card: Card, system: Path) -> Path:
+    domain, _, rest = card.bus_id.lower().partition(":")
+    return system / "bus" / "pci" / "devices" / f"{int(domain, 16):04x}:{rest}"
+
+
+def _bridges(device: Path) -> Iterator[Path]:
+    """The bridges between the host and a device: the folders above it in sysfs."""
+    return (parent for parent in device.resolve().parents if BUS.fullmatch(parent.name))
+
+
+def _acs_control(config: Path) -> int | None:
+    """The ACS control register of a bridge, 0 if it has none, None if it cannot be read.
+
+    Extended capabilities start at 0x100, each with its id, and the place of the next one. Without
+    root the kernel shows the first 64 bytes only.
+    """
+    try:
+        space = config.read_bytes()
+    except OSError:
+        return None
+    if len(space) < 0x104:
+        return None
+    at, seen = 0x100, set()
+    while 0x100 <= at <= len(space) - 8 and at not in seen:
+        seen.add(at)
+        head = int.from_bytes(space[at : at + 4], "little")
+        if head & 0xFFFF == 0x000D:
+            return int.from_bytes(space[at + 6 : at + 8], "little")
+        at = head >> 20
+    return 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""

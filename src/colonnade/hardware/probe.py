@@ -1,0 +1,61 @@
+"""What TensorFlow finds on this machine, asked in a process of its own.
+
+TensorFlow says why it cannot use a card on its error output, while it is imported; only another
+process can catch that, and this one stays without TensorFlow.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PROGRAM = """
+import json
+import tensorflow as tf
+info = tf.sysconfig.get_build_info()
+cards = len(tf.config.list_physical_devices("GPU"))
+print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), str(info.get("cuda_version", "")), cards]))
+"""
+
+# Of all that TensorFlow logs at its start, what bears on cards.
+_TELLING = re.compile(r"dlopen|dynamic library|cuInit|CUDA_ERROR|cuda drivers|driver version", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TensorFlow:
+    """What TensorFlow says of itself; `version` is empty where it is not installed or does not start."""
+
+    version: str = ""
+    built_with_cuda: bool = False
+    cuda: str = ""  # the version it was built for
+    cards: int = 0  # that it can use
+    log: tuple[str, ...] = ()  # its own words about what is missing
+
+
+def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
+    """Start TensorFlow in another process and ask it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0"},
+    )
+    return read(done.returncode, done.stdout, done.stderr)
+
+
+def read(code: int, output: str, errors: str) -> TensorFlow:
+    """What the other process said.
+
+    >>> read(0, '["2.21.0", true, "12.5.1", 0]', "E0000 x.cc:1] failed call to cuInit: no device").log
+    ('failed call to cuInit: no device',)
+    """
+    lines = errors.strip().splitlines()
+    if code != 0:
+        return TensorFlow(log=tuple(lines[-1:]))
+    telling = [line.partition("] ")[2] or line for line in lines if _TELLING.search(line)]
+    version, with_cuda, cuda, cards = json.loads(output.strip().splitlines()[-1])
+    return TensorFlow(version, with_cuda, cuda, cards, tuple(dict.fromkeys(telling)))

@@ -1,0 +1,1 @@
+"""Schedules and placement: plain functions of plain data; no TensorFlow."""

@@ -1,0 +1,269 @@
+import io
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from rich.console import Console
+
+from colonnade.describe.topology import Topology
+from colonnade.hardware import doctor
+from colonnade.hardware.cards import Card, Machine, Process, detect
+from colonnade.hardware.fake import FakeNvml
+from colonnade.hardware.probe import TensorFlow, probe, read
+from colonnade.hardware.recorded import MACHINES, recorded
+from colonnade.show.doctor import report
+
+GIB = 2**30
+NONE = Machine((), Topology.uniform(1), absent="NVML Shared Library Not Found", error=12)
+GOOD = TensorFlow("2.21.0", True, "12.5.1", 4)
+
+
+def machine(name):
+    nvml = recorded(name)
+    return detect(nvml, nvml.owner)
+
+
+@pytest.mark.parametrize(
+    ("found", "tensorflow", "state", "says", "remedy"),
+    [
+        (NONE, TensorFlow("2.21.0"), "good", "computes on the CPU", ""),
+        (
+            NONE,
+            TensorFlow(log=("No module named 'tensorflow'",)),
+            "blocks",
+            "No module named",
+            "colonnade[gpu]",
+        ),
+        (machine("article"), GOOD, "good", "it can use 4", ""),
+        (machine("article"), TensorFlow("2.21.0"), "blocks", "built without CUDA", "colonnade[gpu]"),
+        (
+            machine("article"),
+            TensorFlow("2.30.0", True, "13.1", 0),
+            "blocks",
+            "up to 12.4",
+            "CUDA 13 or newer",
+        ),
+        (
+            machine("article"),
+            TensorFlow("2.21.0", True, "12.5.1", 0, ("Cannot dlopen some libraries",)),
+            "blocks",
+            "0 of 4; TensorFlow says: Cannot dlopen",
+            "and-cuda",
+        ),
+        (
+            Machine((), Topology.uniform(1), error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+            GOOD,
+            "blocks",
+            "not loaded",
+            "modprobe nvidia",
+        ),
+        (
+            Machine((), Topology.uniform(1), error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+            GOOD,
+            "blocks",
+            "updated",
+            "Reboot",
+        ),
+    ],
+)
+def test_driver(found, tensorflow, state, says, remedy):
+    finding = doctor.driver(found, tensorflow, {})
+    assert finding.state == state
+    assert says in finding.found
+    assert remedy in finding.remedy
+    assert finding.why
+
+
+def test_cards_that_answer():
+    assert doctor.answers(machine("dgx1")).found == "all 8"
+    assert doctor.answers(NONE).state == "unknown"
+    lost = doctor.answers(detect(FakeNvml(Topology.uniform(2), lost=[1])))
+    assert (lost.state, lost.found) == ("blocks", "card 1: GPU is lost")
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "says", "remedy"),
+    [
+        ({}, "good", "the same", ""),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, "good", "shows 2 of 4", ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,9"}, "note", "shows 1 of 4", "export CUDA_VISIBLE_DEVICES=GPU-"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "good", "shows 0 of 4", ""),
+    ],
+)
+def test_order(environment, state, says, remedy):
+    finding = doctor.order(machine("article").cards, environment)
+    assert finding.state == state
+    assert says in finding.found
+    assert remedy in finding.remedy
+
+
+def test_order_of_different_cards():
+    cards = (Card(0, "GPU-0", "0:01:00.0", "one", GIB), Card(1, "GPU-1", "0:02:00.0", "other", GIB))
+    finding = doctor.order(cards, {})
+    assert finding.state == "note"
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in finding.remedy
+    assert doctor.order(cards, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).state == "good"
+    assert doctor.order((), {}).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "says"),
+    [
+        ("article", "good", "2 of 6 pairs"),
+        ("nvswitch", "good", "28 of 28 pairs"),
+        ("dgx1", "good", "16 of 28 pairs"),
+        ("consumer", "note", "missing, for 0-1 (PHB), 2-3 (PHB)"),
+        ("mig", "unknown", "takes two cards"),
+    ],
+)
+def test_peer_access_by_label_against_the_driver(name, state, says):
+    found = machine(name)
+    finding = doctor.peer_access(found.topology, found.cards)
+    assert finding.state == state
+    assert says in finding.found
+
+
+def test_memory_taken_and_by_whom():
+    def card(free, *processes):
+        return Card(0, "GPU-0", "0:01:00.0", "card", 10 * GIB, free=free * GIB, processes=processes)
+
+    assert doctor.leftover([card(9.9)], "ada").state == "good"
+    assert doctor.leftover([], "ada").state == "unknown"
+    mine = doctor.leftover([card(5, Process(7, "ada", 5 * GIB))], "ada")
+    assert (mine.state, mine.remedy) == ("note", "kill 7")
+    theirs = doctor.leftover([card(5, Process(7, "grace", 5 * GIB))], "ada")
+    assert theirs.found == "card 0: 5.0 GiB, process 7 of grace"
+    assert theirs.remedy == "ask grace about 7"
+    assert doctor.leftover([card(0.5, Process(7, None, 9 * GIB))], "ada").state == "blocks"
+    hidden = doctor.leftover([card(4)], "ada")
+    assert "6.0 GiB of no process" in hidden.found
+    assert hidden.remedy == "sudo fuser -v /dev/nvidia0"
+
+
+def sysfs(root: Path, *, kind: str = "DMA-FQ", config: bytes = b"\0" * 64) -> Path:
+    """A /sys with two cards of the article's machine below one bridge."""
+    listed = root / "bus" / "pci" / "devices"
+    listed.mkdir(parents=True)
+    bridge = root / "devices" / "pci0000:00" / "0000:00:02.0"
+    for name in ("0000:01:00.0", "0000:05:00.0"):
+        (bridge / name / "iommu_group").mkdir(parents=True)
+        (bridge / name / "iommu_group" / "type").write_text(f"{kind}\n")
+        (listed / name).symlink_to(bridge / name)
+    (bridge / "config").write_bytes(config)
+    return root
+
+
+def test_iommu(tmp_path):
+    cards = machine("article").cards[:2]
+    finding = doctor.iommu(cards, sysfs(tmp_path / "on"))
+    assert finding.state == "note"
+    assert finding.found == "translates for card 0 (DMA-FQ), card 1 (DMA-FQ)"
+    assert "iommu=pt" in finding.remedy
+    assert doctor.iommu(cards, sysfs(tmp_path / "through", kind="identity")).state == "good"
+    assert doctor.iommu(cards, tmp_path / "off").state == "good"
+    assert doctor.iommu(cards[:1], tmp_path / "on").state == "good"
+    assert doctor.iommu([], tmp_path).state == "unknown"
+
+
+def space(control: int | None) -> bytes:
+    """A PCI configuration space: an extended capability that is another one, then ACS if there is one."""
+    data = bytearray(4096)
+    data[0x100:0x104] = ((0x140 << 20 if control is not None else 0) | 0x10001).to_bytes(4, "little")
+    if control is not None:
+        data[0x140:0x144] = (0x1000D).to_bytes(4, "little")
+        data[0x146:0x148] = control.to_bytes(2, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "says"),
+    [
+        (space(0x1D), "note", "redirects at 0000:00:02.0"),
+        (space(0x01), "good", "none redirects"),
+        (space(None), "good", "none redirects"),
+        (b"\0" * 64, "unknown", "1 of 1 bridges cannot be read without root"),
+    ],
+)
+def test_access_control(tmp_path, config, state, says):
+    finding = doctor.access_control(machine("article").cards[:2], sysfs(tmp_path, config=config))
+    assert finding.state == state
+    assert says in finding.found
+    if state == "note":
+        assert finding.remedy == "sudo setpci -s 0000:00:02.0 ECAP_ACS+0x6.w=0000"
+    assert doctor.access_control([], tmp_path).state == "unknown"
+
+
+def test_a_damaged_configuration_space_ends(tmp_path):
+    data = bytearray(space(None))
+    data[0x100:0x104] = (0x100 << 20 | 1).to_bytes(4, "little")  # the next one is itself
+    (tmp_path / "config").write_bytes(data)
+    assert doctor._acs_control(tmp_path / "config") == 0
+    assert doctor._acs_control(tmp_path / "none") is None
+
+
+def test_shared_memory(tmp_path, monkeypatch):
+    size = SimpleNamespace(total=64 * 2**20, free=60 * 2**20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: size)
+    small = doctor.shared_memory(tmp_path)
+    assert (small.state, small.found) == ("note", "0.1 of 0.1 GiB free")
+    assert "--shm-size" in small.remedy
+    size.total = size.free = 8 * GIB
+    assert doctor.shared_memory(tmp_path).state == "good"
+    assert doctor.shared_memory(tmp_path / "none").state == "unknown"
+
+
+def test_locked_memory():
+    assert doctor.locked_memory(resource.RLIM_INFINITY, adapters=True).state == "good"
+    assert doctor.locked_memory(8 * 2**20, adapters=False).state == "good"
+    finding = doctor.locked_memory(8 * 2**20, adapters=True)
+    assert (finding.state, finding.found) == ("note", "up to 8 MiB")
+    assert "ulimit -l unlimited" in finding.remedy
+
+
+def test_threads():
+    assert doctor.threads(2, 1).found == "2 cores for 1 device"
+    assert doctor.threads(1, 1).state == "good"
+    assert doctor.threads(16, 8).state == "good"
+    assert doctor.threads(8, 8).state == "note"
+
+
+def test_every_check_says_why_it_matters_and_what_to_do():
+    for name in MACHINES:
+        for finding in doctor.examine(machine(name), GOOD):
+            assert finding.why
+            assert finding.state not in ("note", "blocks") or finding.remedy
+
+
+def test_what_cannot_be_known_without_a_card_says_so():
+    states = {finding.check: finding.state for finding in doctor.examine(NONE, TensorFlow("2.21.0"))}
+    assert states["peer access"] == states["device order"] == states["memory taken"] == "unknown"
+    assert "blocks" not in states.values()
+
+
+def test_the_report_names_what_to_do():
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report(doctor.examine(machine("article"), TensorFlow("2.21.0"))))
+    text = console.export_text()
+    assert "BLOCKS driver and CUDA" in " ".join(text.split())
+    assert "do:  pip install 'colonnade[gpu]'" in text
+    assert "1 thing in the way." in text
+
+
+def test_what_tensorflow_said():
+    errors = "2026 I x.cc:9] This binary uses AVX2\n2026 W y.cc:3] Cannot dlopen some GPU libraries.\n"
+    assert read(0, 'noise\n["2.21.0", true, "12.5.1", 0]\n', errors).log == (
+        "Cannot dlopen some GPU libraries.",
+    )
+    assert read(1, "", "Traceback\nModuleNotFoundError: No module named 'tensorflow'\n") == TensorFlow(
+        log=("ModuleNotFoundError: No module named 'tensorflow'",)
+    )
+
+
+def test_asking_tensorflow():
+    import tensorflow as tf
+
+    found = probe()
+    assert found.version == tf.__version__
+    assert found.built_with_cuda == tf.test.is_built_with_cuda()

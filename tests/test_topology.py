@@ -1,0 +1,374 @@
+import json
+from itertools import combinations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import colonnade as cn
+from colonnade.describe import speeds
+from colonnade.describe.topology import Device, Link, Topology
+
+KINDS = ("NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")
+CODES = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+"""
+PAIRS = [[i // 2 == j // 2 for j in range(4)] for i in range(4)]
+LOG = "\n".join(
+    "I tensorflow/core/common_runtime/gpu/gpu_init.cc:59] "
+    f"cannot enable peer access from device ordinal {i} to device ordinal {j}"
+    for i in range(4)
+    for j in range(4)
+    if not PAIRS[i][j]
+)
+
+
+def peers(topology):
+    n = range(len(topology))
+    return [[topology.link(i, j).peer for j in n] for i in n]
+
+
+@st.composite
+def machines(draw):
+    """Kinds, codes of peer access and NUMA nodes of 1 to 16 cards."""
+    n = draw(st.integers(1, 16))
+    kinds = [["X"] * n for _ in range(n)]
+    codes = [["X"] * n for _ in range(n)]
+    for i, j in combinations(range(n), 2):
+        kinds[i][j] = kinds[j][i] = draw(st.sampled_from(KINDS))
+        codes[i][j], codes[j][i] = draw(st.sampled_from(CODES)), draw(st.sampled_from(CODES))
+    return kinds, codes, draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
+
+
+@st.composite
+def forms(draw):
+    """A way to print a matrix: what `nvidia-smi` does differently from version to version, and people do."""
+    return {
+        "tabs": draw(st.booleans()),
+        "adapters": draw(st.sampled_from([[], ["NIC0"], ["mlx5_0", "mlx5_1"], ["NIC0", "NIC1", "NIC2"]])),
+        "affinity": draw(st.sampled_from(["none", "cpu", "numa", "all", "empty cpu"])),
+        "legend": draw(st.booleans()),
+        "colour": draw(st.booleans()),
+        "prompt": draw(st.booleans()),
+        "end": draw(st.sampled_from(["\n", "\r\n"])),
+    }
+
+
+def printed(kinds, numa, form):
+    """What `nvidia-smi topo -m` would print in that form."""
+    n, extra = len(kinds), form["adapters"]
+    cards = [f"GPU{i}" for i in range(n)]
+    headings = {
+        "none": [],
+        "cpu": ["CPU Affinity"],
+        "numa": ["CPU Affinity", "NUMA Affinity"],
+        "all": ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+        "empty cpu": ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+    }[form["affinity"]]
+    rows = [["", *cards, *extra, *headings]]
+    for i, row in enumerate(kinds):
+        affinity = ["" if form["affinity"] == "empty cpu" else "0-15,32-47", str(numa[i]), "N/A"][
+            : len(headings)
+        ]
+        rows.append(
+            [cards[i], *(" X " if cell == "X" else cell for cell in row), *("PHB" for _ in extra), *affinity]
+        )
+    for at, name in enumerate(extra):
+        rows.append(
+            [name, *("PHB" for _ in cards), *(" X " if at == other else "PIX" for other in range(len(extra)))]
+        )
+    if form["tabs"]:
+        lines = ["\t".join(row) for row in rows]
+    else:
+        lines = [
+            "".join(
+                cell.ljust(16 if " " in rows[0][min(at, len(rows[0]) - 1)] else 8)
+                for at, cell in enumerate(row)
+            )
+            for row in rows
+        ]
+    if form["colour"]:
+        lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
+    if form["prompt"]:
+        lines.insert(0, "(base) me@host3:~$ nvidia-smi topo -m")
+    return form["end"].join(lines + (LEGEND.split("\n") if form["legend"] else []))
+
+
+def plain(rows):
+    """What `nvidia-smi topo -p2p r` would print."""
+    names = [f"GPU{i}" for i in range(len(rows))]
+    lines = [" \t" + "\t".join(names) + "\t"]
+    lines += [f" {name}\t" + "\t".join(row) + "\t" for name, row in zip(names, rows, strict=True)]
+    return (
+        "\n".join(lines)
+        + "\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(machines(), forms(), st.sampled_from(["none", "apart", "below"]))
+def test_every_form_reads_back_equal(machine, form, where):
+    kinds, codes, numa = machine
+    text = printed(kinds, numa, form)
+    if where == "apart":
+        topology = Topology.from_text(text, p2p=plain(codes))
+    else:
+        topology = Topology.from_text(text if where == "none" else f"{text}\n{plain(codes)}")
+    n = range(len(kinds))
+    assert [[topology.link(i, j).kind for j in n] for i in n] == kinds
+    knows_numa = form["affinity"] in ("numa", "all", "empty cpu")
+    assert [device.numa for device in topology.devices] == (numa if knows_numa else [None] * len(kinds))
+    if where == "none":
+        assert peers(topology) == [[speeds.suggests_peer(kind) for kind in row] for row in kinds]
+    else:
+        assert peers(topology) == [[code in ("OK", "X") for code in row] for row in codes]
+
+
+WORDS = st.sampled_from(
+    [
+        *("GPU0", "GPU1", "GPU2", "X", "PIX", "SYS", "NV99", "OK", "CNS", "mlx5_0", "CPU Affinity"),
+        *("\n", "\t", " ", "0-7", "0: Y N", "DMA: 0 1", "device ordinal 9", "\x1b[4m"),
+        "cannot enable peer access from device ordinal 1 to device ordinal 2",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(st.text(), st.lists(WORDS, max_size=40).map(" ".join)),
+    st.one_of(st.none(), st.text(), st.lists(WORDS).map("\n".join)),
+)
+@example("GPU0 GPU1\nGPU0 X\nGPU1 PIX X", None)
+@example("device ordinal 1 cannot enable peer access from device ordinal 999999 to device ordinal 0", None)
+def test_garbage_gives_an_error_of_the_user_and_nothing_else(text, p2p):
+    refused = None
+    try:
+        topology = Topology.from_text(text, p2p)
+    except ValueError as error:
+        refused = error
+    if refused is None:
+        assert len(topology) >= 1
+    else:
+        assert isinstance(refused, cn.InvalidArgument)
+        assert all(p.argument in ("text", "p2p") and p.rule and p.fix for p in refused.problems)
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines(), st.data())
+def test_a_damaged_matrix_is_refused(machine, data):
+    kinds, _, _ = machine
+    lines = plain(kinds).split("\n")[: 1 + len(kinds)]
+    at = data.draw(st.integers(0, len(kinds)))
+    del lines[at]
+    with pytest.raises(cn.InvalidArgument):
+        Topology.from_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no matrix"),
+        ("GPU0\tGPU1\nGPU0\tX\tPIX", "GPU1'.*has a column and no row"),
+        ("GPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tX", "has 1 cells for 2 columns"),
+        ("GPU0\tGPU1\nGPU0\tX\tFOO\nGPU1\tFOO\tX", "'FOO': is no link"),
+        ("GPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tSYS\tX", "the other way round"),
+        ("GPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tX\tPIX", "not X"),
+        (None, "must be text"),
+    ],
+)
+def test_what_is_wrong_with_a_text(text, says):
+    with pytest.raises(cn.InvalidArgument, match=says):
+        Topology.from_text(text)
+
+
+def test_peer_access_of_another_machine_is_refused():
+    with pytest.raises(cn.InvalidArgument, match=r"p2p=.*is for 3 cards"):
+        Topology.from_text(
+            plain([["X", "PIX"], ["PIX", "X"]]),
+            p2p=plain([["X", "U", "U"], ["U", "X", "U"], ["U", "U", "X"]]),
+        )
+    with pytest.raises(cn.InvalidArgument, match="same machine"):
+        Topology.from_text(plain([["X", "PIX"], ["PIX", "X"]]), p2p=LOG)
+
+
+def test_old_label():
+    assert Topology.from_text(plain([["X", "SOC"], ["SOC", "X"]])).link(0, 1).kind == "SYS"
+
+
+def test_the_log_of_the_article():
+    topology = Topology.from_text(LOG)
+    assert peers(topology) == PAIRS
+    assert topology.link(0, 1).kind == "PHB"
+    assert topology.link(1, 2).kind == "SYS"
+    all_but_one = plain(
+        [["X" if i == j else "NS" if (i, j) == (0, 1) else "OK" for j in range(4)] for i in range(4)]
+    )
+    assert not Topology.from_text(LOG, p2p=all_but_one).link(0, 1).peer
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["DMA: 0 1 2 3 ", "     0 1 2 3 "],  # before and after TensorFlow 1.11
+)
+def test_the_matrix_in_the_log(heading):
+    diagonal = "Y" if "DMA" in heading else "N"
+    start = "2018-10-24 10:54:20.831299: I tensorflow/core/common_runtime/gpu/gpu_device.cc:977] "
+    cells = [["Y" if PAIRS[i][j] else "N" for j in range(4)] for i in range(4)]
+    for i in range(4):
+        cells[i][i] = diagonal
+    lines = [start + heading] + [f"{start}{i}:   {' '.join(cells[i])} " for i in range(4)]
+    lines.append(
+        f"{start}Created TensorFlow device (/device:GPU:3 with 9854 MB memory) -> "
+        "physical GPU (device: 3, name: Tesla K40m, pci bus id: 0000:83:00.0, compute capability: 3.5)"
+    )
+    topology = Topology.from_text("\n".join(lines))
+    assert peers(topology) == PAIRS
+    assert topology.devices[3].name == "Tesla K40m"
+
+
+def test_the_other_wording_of_the_log_and_a_device_that_reaches_all():
+    text = "Peer access not supported between device ordinals 0 and 1\nAdding visible gpu devices: 0, 1, 2\n"
+    assert peers(Topology.from_text(text)) == [[True, False, True], [True, True, True], [True, True, True]]
+
+
+@given(machines())
+@settings(max_examples=30, deadline=None)
+def test_json_both_ways(machine):
+    kinds, codes, numa = machine
+    devices = [Device(f"card {i}", 2**34, 1e13, node) for i, node in enumerate(numa)]
+    topology = Topology.build(devices, kinds, [[code in ("OK", "X") for code in row] for row in codes])
+    assert Topology.from_json(topology.to_json()) == topology
+    assert json.loads(topology.to_json())["devices"][0]["memory"] == 2**34
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"devices": [], "kinds": [], "links": []}',
+        "null",
+        None,
+        '{"devices": 1, "kinds": [], "links": []}',
+    ],
+)
+def test_json_that_is_no_topology(text):
+    with pytest.raises(cn.InvalidArgument):
+        Topology.from_json(text)
+
+
+def test_uniform_and_groups():
+    assert {link.kind for row in Topology.uniform(3, link="NV2").links for link in row} == {"X", "NV2"}
+    own = Link("PIX", 1e9, 1e-6, True)
+    assert Topology.uniform(2, link=own).link(1, 0) is own
+    assert peers(Topology.groups([[0, 1], [2, 3]])) == PAIRS
+    assert Topology.groups([[2, 0], [1]]).link(0, 2).peer
+    for bad in ([], [[0], [0]], [[1]], [[0], ["1"]], [[]]):
+        with pytest.raises(cn.InvalidArgument, match="exactly once"):
+            Topology.groups(bad)
+    for bad in (0, -1, True, 1.5, "2"):
+        with pytest.raises(cn.InvalidArgument):
+            Topology.uniform(bad)
+    with pytest.raises(cn.InvalidArgument, match="no kind of link"):
+        Topology.uniform(2, link="NVLINK")
+
+
+def test_link_refuses_what_is_no_link():
+    with pytest.raises(cn.InvalidArgument) as caught:
+        Link("WIRE", -1, float("nan"), "yes")
+    assert [problem.argument for problem in caught.value.problems] == ["kind", "bandwidth", "latency", "peer"]
+
+
+def test_link_by_index():
+    topology = Topology.uniform(2)
+    assert topology.link(1, 1).kind == "X"
+    for bad in (-1, 2, True, "0"):
+        with pytest.raises(cn.InvalidArgument, match="from 0 to 1"):
+            topology.link(0, bad)
+
+
+def test_select_keeps_links_and_divides_cards():
+    topology = Topology.groups([[0, 1], [2, 3]]).select([3, 0, 0])
+    assert [topology.link(0, 1).kind, topology.link(1, 2).kind, topology.link(1, 1).kind] == [
+        "SYS",
+        "MEM",
+        "X",
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), st.data())
+def test_best_is_exact(machine, data):
+    kinds, codes, _ = machine
+    kinds, codes = [row[:7] for row in kinds[:7]], [row[:7] for row in codes[:7]]
+    topology = Topology.build(
+        [Device()] * len(kinds), kinds, [[c in ("OK", "X") for c in row] for row in codes]
+    )
+    k = data.draw(st.integers(1, len(topology)))
+
+    def worst(chosen):
+        return min((topology.link(i, j).strength for i in chosen for j in chosen if i != j), default=())
+
+    chosen = topology.best(k)
+    assert len(set(chosen)) == k
+    assert worst(chosen) == max(worst(other) for other in combinations(range(len(topology)), k))
+
+
+def test_best_prefers_an_island_and_refuses_what_it_cannot_give():
+    topology = Topology.groups([[0, 3, 5], [1, 2, 4]])
+    assert topology.best(3) == (0, 3, 5)
+    assert topology.best(2, among=[0, 1, 4]) == (1, 4)
+    assert Topology.groups([range(0, 20, 2), range(1, 20, 2)]).best(10) == tuple(range(0, 20, 2))
+    for bad in (0, 7, True, 1.0):
+        with pytest.raises(cn.InvalidArgument, match="from 1 to 6"):
+            topology.best(bad)
+    with pytest.raises(cn.InvalidArgument, match="from 0 to 5"):
+        topology.best(1, among=[9])
+
+
+def test_links_must_fit_the_devices():
+    with pytest.raises(cn.InvalidArgument, match="for each of 2 devices"):
+        Topology((Device(), Device()), ((Link.of("X"),),))
+
+
+@pytest.mark.parametrize(
+    ("card", "kind", "gigabytes"),
+    [
+        ("Tesla P100-SXM2-16GB", "NV1", 18),
+        ("Tesla V100-SXM2-32GB", "NV2", 40),
+        ("NVIDIA A100-SXM4-40GB", "NV12", 240),
+        ("NVIDIA H100 80GB HBM3", "NV18", 370.8),
+        ("NVIDIA H100 80GB HBM3", "PIX", 48),
+        ("NVIDIA H100 80GB HBM3", "SYS", 22),
+        ("Tesla V100-SXM2-32GB", "PIX", 12),
+        ("a card nobody knows", "NV1", 20),
+        ("a card nobody knows", "NET", 12),
+    ],
+)
+def test_published_bandwidth(card, kind, gigabytes):
+    assert speeds.bandwidth(kind, True, card) / 1e9 == pytest.approx(gigabytes)
+
+
+def test_another_model_has_no_figures():
+    assert speeds.flops("NVIDIA GeForce RTX 4090") == pytest.approx(82.58e12)
+    assert speeds.flops("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert speeds.flops("Tesla V100-PCIE-16GB") < speeds.flops("Tesla V100-SXM2-16GB")
+
+
+def test_every_published_number_has_its_source():
+    import csv
+    from importlib.resources import files
+
+    rows = list(csv.DictReader((files("colonnade.describe") / "speeds.csv").read_text().splitlines()))
+    assert len(rows) > 30
+    assert all(row["source"] and float(row["value"]) > 0 for row in rows)
