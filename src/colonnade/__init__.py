@@ -12,6 +12,7 @@ from colonnade.errors import (
     ColonnadeError,
     InvalidArgument,
     MissingTensorFlow,
+    NotFinite,
     PlacementError,
 )
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
+    from colonnade.run.lockstep import Synchronous
+    from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
     from colonnade.run.split import broadcast
+    from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
 
 __version__ = "0.1.0"
@@ -28,12 +32,18 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyStarted",
     "ColonnadeError",
+    "History",
     "InvalidArgument",
     "MissingTensorFlow",
+    "NotFinite",
     "Placement",
     "PlacementError",
+    "Record",
     "Report",
+    "Synchronous",
     "Topology",
+    "Trainer",
+    "Weighted",
     "broadcast",
     "make_parallel",
     "parallel",
@@ -43,9 +53,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "History": "run.trainer",
     "Placement": "hardware.placement",
+    "Record": "run.trainer",
     "Report": "run.verify",
+    "Synchronous": "run.lockstep",
     "Topology": "describe.topology",
+    "Trainer": "run.trainer",
+    "Weighted": "run.objective",
     "broadcast": "run.split",
     "make_parallel": "run.parallel",
     "parallel": "run.parallel",

@@ -51,6 +51,19 @@ class AlreadyStarted(ColonnadeError, RuntimeError):
     """Settings arrived after TensorFlow had started its devices."""
 
 
+class NotFinite(ColonnadeError, ArithmeticError):
+    """A loss or a gradient is NaN or infinite. Nothing was applied."""
+
+    def __init__(self, device: str, step: int, variable: str | None, *, loss: bool) -> None:
+        self.device, self.step, self.variable = device, step, variable
+        what = "the loss" if loss else "a gradient"
+        first = f"; first bad gradient: {variable}" if variable else ""
+        super().__init__(
+            f"{what} is not finite on {device} at step {step}{first}. No update was applied. "
+            'Look at the batch and the learning rate, or choose on_nan="skip".'
+        )
+
+
 class PlacementError(ColonnadeError, RuntimeError):
     """An op ran, or would have to run, on another device than the one asked for."""
 

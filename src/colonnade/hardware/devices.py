@@ -90,6 +90,16 @@ def topology() -> Topology:
     return machine.topology.select(card_of[ordinal] for ordinal in ordinals)
 
 
+def are_cards(devices: Sequence[str]) -> bool:
+    """Whether these are cards of this machine, whose links differ, and not CPU or remote devices."""
+    return all(device in names() and "GPU" in device for device in devices)
+
+
+def preferred_variables(devices: Sequence[str]) -> str:
+    """Where variables live best: in one copy where a read costs nothing, else on every device."""
+    return "mirrored" if any("GPU" in device for device in devices) else "shared"
+
+
 def started() -> bool:
     """Whether TensorFlow has started its devices, so that settings come too late.
 

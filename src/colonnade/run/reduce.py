@@ -15,7 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-Round = tuple[tuple[int, int], ...]
+from colonnade.hardware import devices as hardware
+from colonnade.reason.schedule import Round, reduction
+
 Order = tuple[Round, ...]
 
 
@@ -26,6 +28,14 @@ def star(num_devices: int) -> Order:
     (((1, 0), (2, 0)),)
     """
     return (tuple((source, 0) for source in range(1, num_devices)),) if num_devices > 1 else ()
+
+
+def order_for(devices: Sequence[str]) -> Order:
+    """The order that the links between the devices ask for; a star where copies cost nothing."""
+    if not hardware.are_cards(devices):
+        return star(len(devices))
+    positions = [hardware.names().index(device) for device in devices]
+    return tuple(reduction(hardware.topology().select(positions)))
 
 
 def reduce(

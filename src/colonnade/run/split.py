@@ -184,6 +184,14 @@ class Arguments:
             [_resized(leaf, rows) if leaf.role == "split" else leaf.value for leaf in self.leaves]
         )
 
+    def prefixed(self, value: Any) -> "Arguments":
+        """These arguments behind one more, which is a 0-d tensor and passes whole."""
+        other = self.with_values([leaf.value for leaf in self.leaves])
+        other.count = self.count + 1
+        other.structure = {"": value, **self.structure}
+        other.leaves = [Leaf("", value, "whole"), *other.leaves]
+        return other
+
     def rows(self, rows: Any) -> "Arguments":
         """These arguments with other rows: the ones at the given positions, in that order."""
         return self.with_values(

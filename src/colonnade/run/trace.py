@@ -43,7 +43,7 @@ class Voice:
     def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` as this replica runs it. Replica 0 draws what one device draws."""
         name = scope(self.replica, self.device)
-        reseed = _unconverted(self._reseed)
+        reseed = unconverted(self._reseed)
 
         def voiced(*components: Any) -> Any:
             reseed()
@@ -78,22 +78,27 @@ class Traced:
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
-        unpack, leaves = _unconverted(arguments.unpack), _unconverted(_tensor_leaves)
+        flat = self._flat(fn, arguments, outputs)
+        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        with voice.speaking() if voice else nullcontext():
+            function = tf.function(voice.of(flat) if voice else flat)
+            self.concrete = function.get_concrete_function(*specs)
+        self.structure = outputs[-1]
+        # Differentiating the function adds outputs to its graph, so these are noted now.
+        self._types = [output.dtype for output in self.concrete.outputs]
+        self.captures = captures(self.concrete)
+        self._refuse_iterators(fn)
+
+    def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
+        """`fn` over plain tensors; puts what it returns, as it is structured, into `outputs`."""
+        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
 
         def flat(*components: Any) -> Any:
             args, kwargs = unpack(components)
             result = fn(*args, **kwargs)
             return leaves(result, outputs)
 
-        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        with voice.speaking() if voice else nullcontext():
-            function = tf.function(voice.of(flat) if voice else flat)
-            self.concrete = function.get_concrete_function(*specs)
-        self._structure = outputs[-1]
-        # Differentiating the function adds outputs to its graph, so these are noted now.
-        self._types = [output.dtype for output in self.concrete.outputs]
-        self.captures = captures(self.concrete)
-        self._refuse_iterators(fn)
+        return flat
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -123,11 +128,11 @@ class Traced:
 
     def paths(self) -> list[tuple[str, Any]]:
         """The leaves of what the function returns, each with its path."""
-        return list(flatten(self._structure))
+        return list(flatten(self.structure))
 
     def pack(self, leaves: Sequence[Any]) -> Any:
         """What the function returns, with other leaves."""
-        return pack(self._structure, iter(leaves))
+        return pack(self.structure, iter(leaves))
 
     def on(
         self,
@@ -245,13 +250,13 @@ def _has_gradient(tensor: Any) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
-@tf.autograph.experimental.do_not_convert
-def _tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
+def tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
+    """The tensors in what a function returned, which is itself put into `outputs`."""
     outputs.append(result)
     return [leaf for _, leaf in flatten(result) if is_tensor(leaf)]
 
 
-def _unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:
+def unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Keep AutoGraph, which is for the user's code, out of ours: it takes seconds."""
     return tf.autograph.experimental.do_not_convert(fn)
 

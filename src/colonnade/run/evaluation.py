@@ -1,0 +1,94 @@
+"""Evaluation: the loss and metrics over data, every example counted exactly once."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.objective import total_of
+from colonnade.run.residence import Residence
+from colonnade.run.split import Arguments, sizes
+from colonnade.run.trace import Traced, tensor_leaves, unconverted
+
+
+class Score(Traced):
+    """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
+
+    def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
+        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
+        rows = arguments.size("the loss function") or 0
+
+        @unconverted
+        def sums(result: Any) -> dict[str, Any]:
+            share = total_of(result, tf.constant(1.0), rows)
+            weight = tf.constant(float(rows)) if share.weight is None else share.weight
+            return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
+
+        def flat(*components: Any) -> Any:
+            args, kwargs = unpack(components)
+            return leaves(sums(fn(*args, **kwargs)), outputs)
+
+        return flat
+
+
+class Evaluation:
+    """Runs a loss function over data on all devices; changes nothing, not even moving averages."""
+
+    def __init__(self, loss: Callable[..., Any], devices: Sequence[str]) -> None:
+        self._loss, self._devices = loss, tuple(devices)
+        self._traces: dict[Hashable, Score] = {}
+        self._compiled: dict[Hashable, Any] = {}
+        # Variables are read where they are; what the function changes, it changes in a copy.
+        self._residence = Residence("shared", devices, [], [])
+
+    def run(
+        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+    ) -> tuple[float, dict[str, float], int]:
+        """Mean loss, mean metrics, and how many examples there were."""
+        loss, weight, examples = 0.0, 0.0, 0
+        metrics: dict[str, float] = {}
+        for batch in dataset:
+            arguments = Arguments(batch, keywords, names)
+            found = self._sums(arguments)
+            loss += float(found["loss"])
+            weight += float(found["weight"])
+            examples += arguments.size("evaluate()") or 0
+            for name, value in found["metrics"].items():
+                metrics[name] = metrics.get(name, 0.0) + float(value)
+        if not examples:
+            raise InvalidArgument(
+                "evaluate()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
+            )
+        return loss / weight, {name: value / weight for name, value in metrics.items()}, examples
+
+    def _sums(self, arguments: Arguments) -> Any:
+        key = arguments.key()
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(arguments)
+        self._residence.enter()
+        return self._compiled[key](*arguments.components())
+
+    def _compile(self, arguments: Arguments) -> Any:
+        counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
+        for i, count in enumerate(counts):
+            self._residence.bindings(i, self._trace(arguments.resized(count)).captures)
+
+        @unconverted
+        def sums(*components: Any) -> Any:
+            found = []
+            for i, part in enumerate(arguments.with_components(components).parts(counts)):
+                traced = self._trace(part)
+                bindings = self._residence.bindings(i, traced.captures)
+                leaves = traced.on(self._devices[i], part.components(), bindings, replica=i)
+                found.append(traced.pack(leaves))
+            return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
+
+        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        return tf.function(sums, autograph=False).get_concrete_function(*specs)
+
+    def _trace(self, part: Arguments) -> Score:
+        key = part.key()
+        if key not in self._traces:
+            self._traces[key] = Score(self._loss, part)
+        return self._traces[key]

@@ -1,0 +1,74 @@
+"""Data for training: whatever the user has becomes a dataset of global batches."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+
+
+def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
+    """A dataset whose elements are tuples of arguments for the loss function.
+
+    Args:
+        data: a `tf.data.Dataset` of global batches; arrays, or a tuple or dict of them, with
+            `batch_size`; or a generator of global batches.
+        batch_size: the global batch size, for arrays only.
+        where: who asks, for messages.
+    """
+    if isinstance(data, tf.data.Dataset):
+        if batch_size is not None:
+            rule = "is for arrays; a dataset has its own batches"
+            raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Use dataset.batch(...)")])
+        return data.map(as_arguments)
+    if isinstance(data, Iterator) or _is_sequence_of_batches(data):
+        if batch_size is not None:
+            rule = "is for arrays; a generator makes its own batches"
+            raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Leave it out")])
+        return _from_generator(iter(data), where).map(as_arguments)
+    arrays = as_arguments(data)
+    _check_arrays(arrays, batch_size, where)
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def as_arguments(*element: Any) -> tuple[Any, ...]:
+    """A dataset's element as the arguments of a function: a tuple is several, anything else is one."""
+    return element if len(element) > 1 or not isinstance(element[0], tuple) else element[0]
+
+
+def _is_sequence_of_batches(data: Any) -> bool:
+    return hasattr(data, "__iter__") and not isinstance(data, np.ndarray | tf.Tensor | dict | tuple | str)
+
+
+def _check_arrays(arrays: tuple[Any, ...], batch_size: Any, where: str) -> None:
+    problems = []
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        rule = "must be the number of examples in a global batch"
+        problems.append(Problem("batch_size", batch_size, rule, "Try batch_size=128"))
+    leaves = tf.nest.flatten(arrays)
+    kinds = [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "shape")]
+    if kinds or not leaves:
+        rule = "must be a tf.data.Dataset, arrays, or a generator of batches"
+        problems.append(Problem("data", ", ".join(kinds) or "nothing", rule, "Pass NumPy arrays"))
+    else:
+        lengths = [leaf.shape[0] if len(leaf.shape) else None for leaf in leaves]
+        if len(set(lengths)) > 1 or None in lengths or 0 in lengths:
+            rule = "arrays must have the same number of rows, and at least one"
+            problems.append(Problem("data", lengths, rule, "Pass as many labels as examples"))
+    if problems:
+        raise InvalidArgument(where, problems)
+
+
+def _from_generator(batches: Iterator[Any], where: str) -> tf.data.Dataset:
+    try:
+        first = next(batches)
+    except StopIteration:
+        raise InvalidArgument(
+            where, [Problem("data", "a generator", "gave no batch", "Make a new generator for each fit")]
+        ) from None
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, first)
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), arrays)
+    return tf.data.Dataset.from_generator(lambda: itertools.chain([first], batches), output_signature=spec)

@@ -1,0 +1,176 @@
+"""Many steps in one call: the loop over batches runs inside the graph, so Python costs nothing per step."""
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.lockstep import Lockstep
+from colonnade.run.split import Arguments
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some steps that ran in one call."""
+
+    seconds: float  # without the time that tracing took
+    steps: int
+    examples: int
+    losses: list[float]
+    metrics: dict[str, float]  # of the last step
+    replicas: list[float]  # losses of the last step, by replica
+    skipped: int
+
+
+class Loop:
+    """Compiled steps, one graph for each size and structure of batch."""
+
+    def __init__(self, engine: Lockstep) -> None:
+        self._engine = engine
+        self._single: dict[Hashable, Any] = {}
+        self._many: dict[Hashable, Any] = {}
+
+    def once(self, arguments: Arguments) -> tuple[Any, dict[str, Any], int]:
+        """One step; the loss, the metrics, and whether the update was skipped."""
+        key = arguments.key()
+        if key not in self._single:
+            self._engine.prepare(arguments)
+
+            @tf.autograph.experimental.do_not_convert
+            def step(*components: Any) -> Any:
+                found = self._engine.step(arguments.with_components(components))
+                return found.loss, found.metrics, found.skipped
+
+            self._single[key] = tf.function(step, autograph=False).get_concrete_function(
+                *[tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+            )
+        loss, metrics, skipped = self._single[key](*arguments.components())
+        return loss, metrics, int(skipped)
+
+    def stream(self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]) -> "Stream":
+        return Stream(self, dataset, names, keywords)
+
+    def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
+        """The compiled loop for batches like this one."""
+        key = (arguments.key(), str(spec))
+        if key not in self._many:
+            self._engine.prepare(arguments)
+            self._many[key] = self._compile(arguments, iterator, spec)
+        return self._many[key]
+
+    def metric_names(self, arguments: Arguments) -> list[str]:
+        return list(self._engine.told(arguments)[2])
+
+    def _compile(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
+        """A function (iterator, steps, size, batch) -> (steps done, next size and batch, what happened).
+
+        The batch at hand is a loop variable and the next one is fetched at the end of a turn, so the
+        loop can end before a batch of another size, or at the end of the data, and hand it back. The
+        size comes with the data: TensorFlow's optimiser takes the shape of the first turn for that
+        of all turns.
+        """
+        components = arguments.components()
+        rows = arguments.size("the batch")
+        loose = [tf.TensorShape([None, *c.shape[1:]]) if c.shape.rank else c.shape for c in components]
+
+        def fetch(source: Any, like: Sequence[Any]) -> tuple[Any, list[Any]]:
+            optional = source.get_next_as_optional()
+
+            def value() -> list[Any]:
+                return [tf.identity(t) for t in tf.nest.flatten(optional.get_value(), expand_composites=True)]
+
+            # At the end of the data the size is 0, and the batch does not matter.
+            size, *following = tf.cond(
+                optional.has_value(), value, lambda: [tf.constant(0), *(tf.identity(t) for t in like)]
+            )
+            return size, following
+
+        def run(source: Any, steps: Any, size: Any, *batch: Any) -> Any:
+            replicas, dtype, metric_types = self._engine.told(arguments)
+            like = [tf.zeros([replicas], dtype), *(tf.zeros([], kind) for kind in metric_types.values())]
+
+            def goes_on(i: Any, size: Any, *rest: Any) -> Any:
+                return (i < steps) & (size == rows)
+
+            def turn(i: Any, size: Any, *rest: Any) -> Any:
+                current, (losses, skipped, *_) = rest[: len(components)], rest[len(components) :]
+                fixed = [
+                    tf.ensure_shape(c, known.shape) for c, known in zip(current, components, strict=True)
+                ]
+                found = self._engine.step(arguments.with_components(fixed))
+                size, following = fetch(source, current)
+                told = [found.replicas, *found.metrics.values()]
+                losses = losses.write(i, tf.cast(found.loss, tf.float32))
+                return (i + 1, size, *following, losses, skipped + found.skipped, *told)
+
+            losses = tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[])
+            start = (tf.constant(0), size, *batch, losses, tf.constant(0), *like)
+            shapes = (
+                tf.TensorShape([]),
+                tf.TensorShape([]),
+                *loose,
+                tf.TensorShape(None),
+                tf.TensorShape([]),
+                *(t.shape for t in like),
+            )
+            # One turn at a time: a turn reads what the update of the one before has written.
+            end = tf.while_loop(goes_on, turn, start, shape_invariants=shapes, parallel_iterations=1)
+            done, size, *rest = end
+            following, (written, skipped, replicas, *metrics) = (
+                rest[: len(components)],
+                rest[len(components) :],
+            )
+            return done, [size, *following], written.stack(), skipped, replicas, metrics
+
+        specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
+        function = tf.function(tf.autograph.experimental.do_not_convert(run), autograph=False)
+        count = tf.TensorSpec([], tf.int32)
+        return function.get_concrete_function(iterator, count, count, *specs)
+
+
+class Stream:
+    """The batches of one fit, taken some steps at a time."""
+
+    def __init__(
+        self, loop: Loop, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+    ) -> None:
+        self._loop, self._names, self._keywords = loop, names, keywords
+        self._spec = dataset.element_spec
+        self._iterator = iter(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
+        first = self._iterator.get_next_as_optional()
+        self._size: int = 0
+        self._batch: list[Any] = []
+        if first.has_value():
+            size, batch = first.get_value()
+            self._size, self._batch = int(size), tf.nest.flatten(batch, expand_composites=True)
+
+    def take(self, steps: int) -> Chunk | None:
+        """Up to so many steps: fewer where the size of the batch changes; None at the end of the data."""
+        if not self._size:
+            return None
+        batch = tf.nest.pack_sequence_as(self._spec, self._batch, expand_composites=True)
+        arguments = Arguments(batch, self._keywords, self._names)
+        rows = arguments.size("fit()") or 0
+        compiled = self._loop.many(arguments, self._iterator, self._spec)
+        start = time.perf_counter()
+        done, (size, *following), losses, skipped, replicas, metrics = compiled(
+            self._iterator, tf.constant(steps), tf.constant(self._size), *arguments.components()
+        )
+        self._size, self._batch = int(size), following
+        return Chunk(
+            seconds=time.perf_counter() - start,
+            steps=int(done),
+            examples=int(done) * rows,
+            losses=losses.numpy().tolist(),
+            metrics=dict(zip(self._loop.metric_names(arguments), map(float, metrics), strict=True)),
+            replicas=replicas.numpy().tolist(),
+            skipped=int(skipped),
+        )
+
+
+def _with_size(*batch: Any) -> tuple[Any, tuple[Any, ...]]:
+    first = tf.nest.flatten(batch)[0]
+    rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+    return tf.cast(rows, tf.int32), batch

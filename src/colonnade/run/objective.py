@@ -1,0 +1,143 @@
+"""What a training function returns, and what is differentiated.
+
+A loss function returns one loss per example, or a scalar that is the mean of its slice, or
+`cn.Weighted(losses, weights)`; beside it, if it likes, a dict of metrics of the same form. The
+gradient is that of the weighted mean over the global batch, for any split of that batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.split import Arguments, is_tensor
+from colonnade.run.trace import Traced, tensor_leaves, unconverted
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Losses that do not all count the same, such as those of tokens with a mask.
+
+    The loss of a batch is `sum(losses * weights) / sum(weights)` over the whole global batch,
+    whichever devices its parts are on.
+
+    Example:
+        >>> import colonnade as cn
+        >>> def loss(tokens, mask):
+        ...     return cn.Weighted(losses=tf.cast(tokens, tf.float32), weights=mask)
+    """
+
+    losses: Any
+    weights: Any
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one replica adds to a step; sums over the replicas are the values of the global batch.
+
+    `loss` and `metrics` are already divided by the number of examples in the global batch, unless
+    `weight` is there to divide by.
+    """
+
+    loss: Any
+    weight: Any  # the sum of weights, or None
+    metrics: dict[str, Any]
+    outputs: Any  # what else the function returned, for metrics of the whole batch
+    gradients: list[Any]
+    health: Any  # a number per gradient that is finite only if the gradient is
+
+
+class Objective(Traced):
+    """A loss function traced together with its gradient.
+
+    Its first argument is the reciprocal of the global batch's size; `parameters` are the trainable
+    variables that were found, in the order of the gradients.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Any], arguments: Arguments, scale_loss: Callable[[Any], Any], voice: Any
+    ):
+        self._scale_loss = scale_loss
+        self.parameters: list[tf.Variable] = []
+        super().__init__(loss, arguments, voice)
+
+    def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
+        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
+        total, share = unconverted(self._total), unconverted(self._share)
+        rows = arguments.size("the loss function")
+
+        def flat(*components: Any) -> Any:
+            (factor, *args), kwargs = unpack(components)
+            with tf.GradientTape() as tape:
+                found, differentiated = total(fn(*args, **kwargs), factor, rows)
+            return leaves(share(tape, found, differentiated), outputs)
+
+        return flat
+
+    def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
+        share = total_of(result, factor, rows)
+        return share, self._scale_loss(share.loss)
+
+    def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any) -> Share:
+        self.parameters = list(tape.watched_variables())
+        gradients = tape.gradient(differentiated, self.parameters)
+        return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, _health(gradients))
+
+
+def total_of(result: Any, factor: Any, rows: int) -> Share:
+    """What a slice of `rows` examples adds to the global batch; `factor` is one over its size."""
+    losses, metrics, outputs = _parts(result)
+    if isinstance(losses, Weighted):
+        weights = tf.cast(losses.weights, losses.losses.dtype)
+        loss, weight = tf.reduce_sum(losses.losses * weights), tf.reduce_sum(weights)
+        values = {
+            name: tf.reduce_sum(tf.cast(value, loss.dtype) * weights) for name, value in metrics.items()
+        }
+    else:
+        loss, weight = _mean(losses, factor, rows, "loss"), None
+        values = {name: _mean(value, factor, rows, name) for name, value in metrics.items()}
+    return Share(loss, weight, values, outputs, [], None)
+
+
+def _parts(result: Any) -> tuple[Any, dict[str, Any], Any]:
+    """The losses, the metrics, and whatever else comes third."""
+    losses, metrics, outputs = result, {}, None
+    if isinstance(result, tuple) and 2 <= len(result) <= 3:
+        losses, metrics, *rest = result
+        outputs = rest[0] if rest else None
+    named = isinstance(metrics, dict) and all(isinstance(name, str) for name in metrics)
+    if not named or not (isinstance(losses, Weighted) or is_tensor(losses)):
+        rule = "must be losses, or (losses, {name: metric}), with one loss per example"
+        kind = type(result).__name__
+        raise InvalidArgument(
+            "the loss function", [Problem("return value", kind, rule, "Return the losses unreduced")]
+        )
+    return losses, metrics, outputs
+
+
+def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
+    """What a slice adds to the mean over the global batch; `factor` is one over that batch's size."""
+    values = tf.convert_to_tensor(values)
+    if not values.dtype.is_floating:
+        values = tf.cast(values, tf.float32)
+    factor = tf.cast(factor, values.dtype)
+    if values.shape.rank == 0:
+        return values * (factor * rows)
+    if values.shape.rank != 1 or values.shape[0] not in (None, rows):
+        rule = f"must hold one value for each of the {rows} examples, or be a scalar"
+        fix = "Take the mean over the other dims, or return cn.Weighted(losses, weights)"
+        raise InvalidArgument("the loss function", [Problem(name, tuple(values.shape), rule, fix)])
+    return tf.reduce_sum(values) * factor
+
+
+def _health(gradients: list[Any]) -> Any:
+    sums = []
+    for gradient in gradients:
+        if gradient is not None:
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            # Half floats overflow in a sum; their largest value does not.
+            whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+            sums.append(tf.cast(whole, tf.float32))
+    return tf.stack(sums) if sums else tf.zeros([0])

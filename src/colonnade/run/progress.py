@@ -1,0 +1,113 @@
+"""Seeing a training: a bar in a terminal, lines elsewhere, TensorBoard summaries and metrics.jsonl."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from colonnade.hardware.placement import short
+
+
+class Progress:
+    """Shows and writes what a fit reports; a context manager around the fit."""
+
+    def __init__(
+        self, expected: int | None, logdir: str | Path | None, devices: Sequence[str], *, show: bool
+    ) -> None:
+        self._console = Console()
+        self._show = show
+        self._devices = [short(device) for device in devices]
+        self._bar = _bar(self._console) if show and self._console.is_terminal else None
+        self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
+        self._since, self._examples, self._steps = 0.0, 0, 0
+        self._writer = self._file = None
+        if logdir is not None:
+            folder = Path(logdir)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = tf.summary.create_file_writer(str(folder))
+            self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def __enter__(self) -> "Progress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        if self._file:
+            self._file.close()
+        if self._writer:
+            self._writer.close()
+
+    def advance(self, record: Any, chunk: Any, *, logged: bool) -> None:
+        """Some steps were made; with `logged` they end at a log line."""
+        self._since += chunk.seconds
+        self._examples += chunk.examples
+        self._steps += chunk.steps
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, advance=chunk.steps, said=self._line(record, short=True))
+        if logged:
+            if self._show and not self._bar:
+                self._console.print(f"step {record.step}: {self._line(record)}", highlight=False)
+            self._write(record, chunk)
+            self._since, self._examples, self._steps = 0.0, 0, 0
+
+    def _line(self, record: Any, *, short: bool = False) -> str:
+        said = [f"loss {record.loss:.4g}", *(f"{name} {value:.4g}" for name, value in record.metrics.items())]
+        said.append(f"{self._rate():,.0f} examples/s")
+        if not short:
+            said.append(f"{self._since / max(self._steps, 1):.3g} sec/batch")
+        if record.skipped:
+            said.append(f"{record.skipped} skipped")
+        return ", ".join(said)
+
+    def _rate(self) -> float:
+        """Examples of global batches per second since the last log line."""
+        return self._examples / self._since if self._since else 0.0
+
+    def _write(self, record: Any, chunk: Any) -> None:
+        replicas = dict(zip(self._devices, chunk.replicas, strict=False))
+        if self._file:
+            line = {
+                "time": time.time(),
+                "step": record.step,
+                "examples": record.examples,
+                "loss": record.loss,
+                **record.metrics,
+                "examples_per_second": self._rate(),
+                "seconds_per_batch": self._since / max(self._steps, 1),
+                "skipped": record.skipped,
+                "replicas": replicas,
+            }
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        if self._writer:
+            with self._writer.as_default(step=record.step):
+                tf.summary.scalar("loss", record.loss)
+                for name, value in record.metrics.items():
+                    tf.summary.scalar(name, value)
+                tf.summary.scalar("examples_per_second", self._rate())
+                for device, loss in replicas.items():
+                    tf.summary.scalar(f"loss by replica/{device}", loss)
+            self._writer.flush()
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )

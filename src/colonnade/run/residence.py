@@ -1,0 +1,174 @@
+"""Where the variables of a training live, and which of them each replica reads and writes.
+
+    shared        one copy of the parameters; every replica reads it
+    mirrored      a copy on every device, all updated alike
+    partitioned   every parameter, with its optimizer state, lives on one device, dealt by size
+
+What the function itself changes (moving averages, states of random generators) is kept once per
+replica in every mode, so that replicas neither wait for each other nor draw the same numbers.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.graph import Capture
+
+SEED_STRIDE = 1_000_003
+MODES = ("shared", "mirrored", "partitioned")
+
+Bindings = dict[Any, Any]  # the handle to use, by the ref() of the variable that was captured
+
+
+@dataclass(frozen=True)
+class State:
+    """A variable that the function changes, with a copy for each replica."""
+
+    original: tf.Variable
+    copies: tuple[tf.Variable, ...]
+
+    @property
+    def averaged(self) -> bool:
+        """Floats, such as moving averages, are averaged; of counters and seeds, replica 0's is kept."""
+        return bool(self.original.dtype.is_floating)
+
+
+class Residence:
+    """The copies of variables that a mode needs, and the bindings of each replica."""
+
+    def __init__(
+        self,
+        mode: str,
+        devices: Sequence[str],
+        parameters: Sequence[tf.Variable],
+        slots: Sequence[tf.Variable],
+    ) -> None:
+        self.mode, self.devices = mode, tuple(devices)
+        self.parameters, self.slots = list(parameters), list(slots)
+        self.states: dict[Any, State] = {}
+        self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
+        self._aliases: list[Bindings] = [{} for _ in devices]
+        for variable in [*parameters, *slots]:
+            self._house(variable)
+
+    def _house(self, variable: tf.Variable) -> None:
+        if self.mode == "mirrored":
+            for i in range(1, len(self.devices)):
+                self._copies[i][variable.ref()] = copy_of(variable, self.devices[i])
+
+    def deal(self, owners: dict[Any, int]) -> None:
+        """Give each parameter and slot to a device (partitioned); all replicas share the owner's copy."""
+        for variable in [*self.parameters, *self.slots]:
+            copy = copy_of(variable, self.devices[owners[variable.ref()]])
+            for copies in self._copies:
+                copies[variable.ref()] = copy
+
+    def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """The handles with which a replica's function is called."""
+        found: Bindings = {}
+        for capture in captures:
+            variable = capture.variable
+            if variable is None:
+                continue
+            if capture.written:
+                found[variable.ref()] = self._state(variable).copies[replica].handle
+            else:
+                found[variable.ref()] = self._read(replica, variable)
+        return found
+
+    def update_bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """The handles with which the update is called on a device."""
+        variables = [capture.variable for capture in captures if capture.variable is not None]
+        return {v.ref(): self._copies[replica].get(v.ref(), v).handle for v in variables}
+
+    def _read(self, replica: int, variable: tf.Variable) -> Any:
+        """A handle of the replica's own.
+
+        Replicas that are given the same handle are run one after the other, because TensorFlow takes
+        a call for a write; another tensor for the same variable does not show that.
+        """
+        own = self._aliases[replica]
+        if variable.ref() not in own:
+            if self.mode == "mirrored" and replica and variable.ref() not in self._copies[replica]:
+                self._copies[replica][variable.ref()] = copy_of(variable, self.devices[replica])
+            source = self._copies[replica].get(variable.ref(), variable)
+            with tf.init_scope(), tf.device(source.device):
+                own[variable.ref()] = tf.identity(source.handle)
+        return own[variable.ref()]
+
+    def _state(self, variable: tf.Variable) -> State:
+        if variable.ref() not in self.states:
+            copies = [copy_of(variable, device) for device in self.devices]
+            for replica, copy in enumerate(copies):
+                if replica and is_random_state(variable):
+                    copy.assign(another_stream(variable, replica))
+            self.states[variable.ref()] = State(variable, tuple(copies))
+        return self.states[variable.ref()]
+
+    def enter(self) -> None:
+        """Before steps: the user's variables are the truth; copies take their values."""
+        for variable, copy in self._pairs():
+            copy.assign(variable)
+        for state in self.states.values():
+            if not is_random_state(state.original):
+                for copy in state.copies:
+                    copy.assign(state.original)
+
+    def leave(self) -> None:
+        """After steps: the user's variables take the values of the owners' copies (partitioned)."""
+        if self.mode == "partitioned":
+            for variable, copy in self._pairs():
+                variable.assign(copy)
+
+    def _pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        pairs = {id(copy): (ref.deref(), copy) for copies in self._copies for ref, copy in copies.items()}
+        return list(pairs.values())
+
+    def settle_states(self, num_active: int) -> list[Any]:
+        """Ops that give the user's variables, and all replicas, what the replicas made of the states."""
+        ops = []
+        for state in self.states.values():
+            if state.averaged:
+                mean = tf.add_n([copy.read_value() for copy in state.copies[:num_active]]) / num_active
+                ops += [variable.assign(mean) for variable in (state.original, *state.copies)]
+            else:
+                ops.append(state.original.assign(state.copies[0].read_value()))
+        return ops
+
+
+def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
+    """A variable with the same value on another device."""
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(
+            variable.read_value(), trainable=False, dtype=variable.dtype, name=variable.name.partition(":")[0]
+        )
+
+
+def is_random_state(variable: tf.Variable) -> bool:
+    """Whether this is the state of Keras's SeedGenerator, or of a tf.random.Generator."""
+    keras_seed = variable.dtype == tf.uint32 and variable.shape == [2]
+    return keras_seed or (variable.dtype == tf.int64 and variable.shape == [3])
+
+
+def another_stream(variable: tf.Variable, replica: int) -> Any:
+    """The state that gives a replica numbers of its own, repeatable from the user's seed."""
+    state = variable.read_value()
+    place = 0 if variable.dtype == tf.uint32 else 2  # the seed, or the key of the generator
+    offset = tf.cast(replica * SEED_STRIDE, variable.dtype)
+    return tf.tensor_scatter_nd_update(state, [[place]], [state[place] + offset])
+
+
+def dealt(sizes: Sequence[int], num_devices: int) -> list[int]:
+    """Which device gets each of some variables: the largest first, always to the least loaded.
+
+    >>> dealt([10, 40, 20, 30], 2)
+    [1, 0, 1, 1]
+    """
+    loads = [0] * num_devices
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = min(range(num_devices), key=lambda d: (loads[d], d))
+        loads[owners[i]] += sizes[i]
+    return owners
