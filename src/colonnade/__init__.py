@@ -11,6 +11,7 @@ from colonnade.errors import (
     AlreadyStarted,
     ColonnadeError,
     InvalidArgument,
+    LeaseTimeout,
     MissingTensorFlow,
     PlacementError,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "AlreadyStarted",
     "ColonnadeError",
     "InvalidArgument",
+    "LeaseTimeout",
     "MissingTensorFlow",
     "Placement",
     "PlacementError",

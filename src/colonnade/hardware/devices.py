@@ -5,7 +5,7 @@ only then is TensorFlow told. So nothing is half set when a request is refused.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import tensorflow as tf
@@ -69,6 +69,8 @@ def setup(
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair.
 
+    Under `colonnade run`, `virtual` and `memory` are by default what was leased.
+
     Returns:
         The device strings to compute on, for `devices=` anywhere in Colonnade.
 
@@ -80,7 +82,7 @@ def setup(
     global _done
     gpu.use_bus_order(os.environ)
     wanted = devices if devices is None or isinstance(devices, int) else tuple(devices)
-    request = Request(wanted, virtual, memory, growth, soft_placement, threads)
+    request = leased(Request(wanted, virtual, memory, growth, soft_placement, threads), os.environ)
     layout = plan(request, visible_cards())
     if started():
         _refuse_changes(request)
@@ -91,6 +93,33 @@ def setup(
     # Starting the devices here and not at the first tensor settles them: a second, different
     # setup() is refused, whether or not anything was computed in between.
     return tuple(device.name for device in tf.config.list_logical_devices(layout.kind))
+
+
+def leased(request: Request, environment: Mapping[str, str]) -> Request:
+    """A request with what `colonnade run` leased in place of what the program left open."""
+    problems: list[Problem] = []
+
+    def read(variable: str, parse: Callable[[str], float], rule: str) -> float | None:
+        text = environment.get(variable)
+        try:
+            value = None if text is None else parse(text)
+        except ValueError:
+            value = 0
+        if value is not None and not value > 0:
+            problems.append(Problem(variable, text, rule, "Unset it; colonnade run sets it"))
+            return None
+        return value
+
+    if request.virtual is None:
+        count = read(gpu.SETUP_VIRTUAL, int, "must be a whole number from 1 up")
+        request = replace(request, virtual=None if count is None else int(count))
+    if request.memory is None:
+        share = read(gpu.SETUP_MEMORY, float, "must be a fraction of a card (0.9) or MiB (4096), and above 0")
+        # The share is one card's, whatever number of devices the program makes of it.
+        parts = request.virtual if _is_count(request.virtual) and request.virtual else 1
+        request = replace(request, memory=None if share is None else share / parts)
+    check("the environment of setup()", problems)
+    return request
 
 
 def plan(request: Request, cards: Sequence[Card]) -> Layout:

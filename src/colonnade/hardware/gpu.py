@@ -7,6 +7,9 @@ from colonnade.hardware.cards import Card
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+# What `colonnade run` tells `setup()`: its arguments of these names, unless the program passes them.
+SETUP_VIRTUAL = "COLONNADE_VIRTUAL"
+SETUP_MEMORY = "COLONNADE_MEMORY"
 
 
 def use_bus_order(environment: MutableMapping[str, str]) -> None:
