@@ -91,6 +91,63 @@ def test_a_limit_is_checked_on_the_cards_that_are_used():
     assert "Small card" in refused((*CARDS, small), memory=8000)[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "environment", "expected"),
+    [
+        ({}, {}, {}),
+        ({}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 3}),
+        ({"virtual": 2}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 2}),
+        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.5}),
+        ({"memory": 4096}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 4096}),
+        # Half a card was leased, so two devices on it have a quarter each.
+        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.25}),
+    ],
+)
+def test_what_was_leased_stands_in_for_what_is_left_open(settings, environment, expected):
+    assert devices.leased(Request(**settings), environment) == Request(**expected)
+
+
+@pytest.mark.parametrize("bad", ["", "many", "0", "-1", "nan"])
+def test_what_was_leased_must_be_a_number(bad):
+    environment = {"COLONNADE_VIRTUAL": bad, "COLONNADE_MEMORY": bad}
+    with pytest.raises(cn.InvalidArgument) as caught:
+        devices.leased(Request(), environment)
+    assert [problem.argument for problem in caught.value.problems] == list(environment)
+    assert devices.leased(Request(virtual=2, memory=0.5), environment) == Request(virtual=2, memory=0.5)
+
+
+def test_what_was_leased_comes_too_late_as_an_argument_would():
+    out = fresh(
+        """
+        tf.constant(1) + 1
+        try:
+            cn.setup()
+        except cn.AlreadyStarted as error:
+            print(error)
+        """,
+        COLONNADE_VIRTUAL="2",
+    )
+    assert "asked:  setup(virtual=2)" in out
+
+
+def test_processes_on_cards(monkeypatch):
+    from colonnade.hardware import occupants
+    from colonnade.hardware.occupants import pynvml
+
+    def processes(handle):
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [SimpleNamespace(pid=11), SimpleNamespace(pid=12)]
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: CARDS[handle].uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
+    assert occupants.occupants() == {"GPU-0000": {11, 12}, "GPU-1111": set()}
+
+
 def test_visible_devices_of_the_environment():
     from colonnade.hardware import gpu
 

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
 from colonnade.errors import InvalidArgument, LeaseTimeout, Problem, check
-from colonnade.fleet.lease import Lease, Pool, ask
+from colonnade.fleet.lease import Lease, Pool, ask, claims
 from colonnade.fleet.supervise import supervise
 from colonnade.hardware import gpu
 from colonnade.hardware.cards import detect
@@ -62,6 +63,7 @@ def run(
     count = cards if cards is not None else virtual or 1
     check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
     part = memory or "1"
+    check("run", _waits_for_itself(pool, count, part, directory))
     with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
         console = Console(stderr=True, highlight=False)
         try:
@@ -172,6 +174,16 @@ def _problems(
             )
     if retries < 0:
         yield Problem("--retries", retries, "must be a whole number from 0 up", "Leave it out for none")
+
+
+def _waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
+    """Under a lease, a second run may need cards that come free only when it has ended."""
+    above = {process.pid for process in psutil.Process().parents()}
+    ours = [c for c in claims(directory) if c.pid in above and Fraction(c.memory) + Fraction(part) > 1]
+    kept = {slot for claim in ours for slot in claim.slots}.intersection(pool.slots)
+    if count > len(pool.slots) - len(kept):
+        rule = f"it runs under a lease of {', '.join(sorted(kept))} itself, and would wait for its own end"
+        yield Problem("--cards", count, rule, "Start the program without colonnade run")
 
 
 def _is_share(text: str) -> bool:
