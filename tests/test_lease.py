@@ -247,17 +247,45 @@ def test_what_is_planted_in_the_directory_does_no_harm(line, tmp_path):
     assert lease.take() == 0
     assert lease.claim.slots == ("b",)
     assert precious.read_text() == "keep"
+    assert not (folder / "10.json").exists()  # of a process that died before it had its lock
 
 
-@pytest.mark.parametrize(
-    "says",
-    ["nonsense", "[]", "{}", '{"slots": 3}', json.dumps({"slots": ["a"], "memory": "-5"})],
-)
-def test_a_record_that_says_nothing_counts_for_nothing(line, says):
+@pytest.mark.parametrize("says", ["nonsense", "[]", "{}", "[" * 10**5, '"text"', b"\xff".decode("latin1")])
+def test_a_record_that_is_no_claim_counts_for_nothing(line, says):
     liar = line()
     (line.directory / f"{liar.claim.number}.json").write_text(says)
     assert claims(line.directory) == ()
     assert line(count=2).take() == 0
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"memory": "-5"},
+        {"memory": "1/0"},
+        {"memory": "1e-999999999"},
+        {"pid": 10**30},
+        {"pid": "one"},
+        {"count": float("inf")},
+        {"since": "\x1b[2J"},
+        {"slots": 3},
+        {"command": None},
+    ],
+)
+def test_a_claim_that_cannot_be_counts_for_nothing(line, lie):
+    liar = line()
+    path = line.directory / f"{liar.claim.number}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **lie}))
+    assert claims(line.directory) == ()
+    assert line(count=2).take() == 0
+
+
+def test_a_long_command_is_kept_short(line):
+    line(command=["python", "x" * 10**6, *["y"] * 10**5, "\udcff"]).take()
+    (claim,) = claims(line.directory)
+    assert claim.command[0] == "python"
+    assert len(" ".join(claim.command)) < 1000
+    assert line(count=2).take() == 1
 
 
 def test_a_directory_that_cannot_be_used(tmp_path, monkeypatch):

@@ -18,10 +18,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 
 from colonnade.errors import InvalidArgument, LeaseTimeout, Problem, check
-from colonnade.fleet.lease import Lease, Pool, ask, claims
+from colonnade.fleet.lease import Lease, Pool, ask, claims, is_share
 from colonnade.fleet.supervise import supervise
 from colonnade.hardware import gpu
 from colonnade.hardware.cards import detect
@@ -65,16 +64,14 @@ def run(
     part = memory or "1"
     check("run", _waits_for_itself(pool, count, part, directory))
     with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
-        console = Console(stderr=True, highlight=False)
         try:
-            limit = None if timeout is None else seconds(timeout)
-            lease.wait(limit, lambda place: _show_place(console, place, lease))
+            lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
+            return _run(command, environment(os.environ, lease, virtual is not None), lease, retries)
         except LeaseTimeout as error:
-            console.print(str(error), soft_wrap=True)
+            print(f"colonnade: {error}", file=sys.stderr)
             return TIMED_OUT
         except KeyboardInterrupt:
             return INTERRUPTED
-        return _run(command, environment(os.environ, lease, virtual is not None), lease, retries)
 
 
 def environment(outside: Mapping[str, str], lease: Lease, virtual: bool) -> dict[str, str]:
@@ -127,11 +124,11 @@ def _run(command: Sequence[str], inside: Mapping[str, str], lease: Lease, retrie
     return outcome.code
 
 
-def _show_place(console: Console, place: int, lease: Lease) -> None:
+def _show(place: int, lease: Lease) -> None:
     claim = lease.claim
     what = f"{claim.count} of {len(claim.among)} card{'s' if len(claim.among) > 1 else ''}"
     line = "next in line" if place == 1 else f"number {place} in line"
-    console.print(f"colonnade: waiting for {what}, {line}", soft_wrap=True)
+    print(f"colonnade: waiting for {what}, {line}", file=sys.stderr, flush=True)
 
 
 def _bad_command(command: Sequence[str], rule: str) -> Problem:
@@ -163,7 +160,7 @@ def _problems(
         if virtual is None:
             fix += f", or try virtual ones: --virtual {count}"
         yield Problem("--cards", count, f"there are not that many cards here, only {have}", fix)
-    if memory is not None and not _is_share(memory):
+    if memory is not None and not is_share(memory):
         yield Problem("--memory", memory, "must be above 0 and at most 1, the share of a card", "Try 0.5")
     if timeout is not None:
         try:
@@ -184,7 +181,3 @@ def _waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None)
     if count > len(pool.slots) - len(kept):
         rule = f"it runs under a lease of {', '.join(sorted(kept))} itself, and would wait for its own end"
         yield Problem("--cards", count, rule, "Start the program without colonnade run")
-
-
-def _is_share(text: str) -> bool:
-    return bool(re.fullmatch(r"\d*\.?\d+", text)) and 0 < Fraction(text) <= 1

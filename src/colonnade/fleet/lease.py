@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from colonnade.errors import InvalidArgument, LeaseTimeout
 from colonnade.fleet.records import Record, alone
 
 DIRECTORY = "COLONNADE_LEASES"  # the environment variable that names the directory of leases
+COMMAND = 200  # arguments of a command that are kept, and letters of each
 # How often a waiter looks, in seconds; whoever is next looks more often.
 NEXT_LOOKS, OTHERS_LOOK = 0.1, 0.5
 
@@ -82,13 +84,13 @@ class Claim:
                 memory=_share(says["memory"]),
                 command=tuple(map(str, says["command"])),
                 user=_user(record.uid),
-                pid=int(says["pid"]),
+                pid=_process(says["pid"]),
                 host=str(says["host"]),
-                since=str(says["since"]),
+                since=datetime.fromisoformat(says["since"]).isoformat(timespec="microseconds"),
                 slots=tuple(map(str, says["slots"])),
                 number=record.number,
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             return None
 
     def blocks(self, other: "Claim") -> bool:
@@ -122,9 +124,11 @@ class Lease:
         with alone(self._directory) as records:
             claims = _claims(records.live())
             ahead = [c for c in claims if c.blocks(self.claim) and not _is_stopped(c.pid)]
-            free = [] if ahead else _free(self.claim, claims, self._strangers(claims))
-            if len(free) < self.claim.count or ahead:
+            if ahead:
                 return len(ahead) + 1
+            free = _free(self.claim, claims, self._strangers(claims))
+            if len(free) < self.claim.count:
+                return 1
             chosen = tuple(self._pool.choose(free, self.claim.count))
             assert len(set(chosen) & set(free)) == self.claim.count == len(chosen), (
                 "choose() must pick free ones"
@@ -191,7 +195,7 @@ def ask(
         among=pool.slots,
         count=count,
         memory=memory,
-        command=tuple(command),
+        command=_brief(command),
         user=_user(os.geteuid()),
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -237,10 +241,28 @@ def _free(claim: Claim, claims: Iterable[Claim], strangers: Collection[str]) -> 
     return sorted(room, key=lambda slot: -used[slot])
 
 
-def _share(text: object) -> str:
-    if not 0 < Fraction(str(text)) <= 1:
+def is_share(text: str) -> bool:
+    """Whether a text is a share of a card: a decimal number above 0 and at most 1."""
+    return bool(re.fullmatch(r"\d{0,9}\.?\d{1,9}", text)) and 0 < Fraction(text) <= 1
+
+
+def _share(says: object) -> str:
+    if not is_share(str(says)):
         raise ValueError("not a share of a card")
-    return str(text)
+    return str(says)
+
+
+def _process(says: object) -> int:
+    if not isinstance(says, int) or not 0 < says < 2**31:
+        raise ValueError("not the number of a process")
+    return says
+
+
+def _brief(command: Sequence[str]) -> tuple[str, ...]:
+    """The beginning of a command, so that a record stays small; arguments can take megabytes."""
+    text = [argument.encode(errors="replace").decode() for argument in command[:COMMAND]]
+    kept = [argument if len(argument) <= COMMAND else f"{argument[:COMMAND]}…" for argument in text]
+    return (*kept, "…") if len(command) > COMMAND else tuple(kept)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -57,7 +57,8 @@ class Records:
     def live(self) -> tuple[Record, ...]:
         """The records whose owners live, oldest first. What dead ones left is removed if allowed."""
         found = []
-        for name in os.listdir(self._directory):
+        names = set(os.listdir(self._directory))
+        for name in names:
             number, _, kind = name.partition(".")
             if kind == "lock" and number.isdecimal():
                 record = self._read(int(number))
@@ -65,8 +66,8 @@ class Records:
                     self._remove(name, f"{number}.json")
                 else:
                     found.append(record)
-            elif kind == "new":  # left by a process that died while it was alone here
-                self._remove(name)
+            elif kind == "new" or (kind == "json" and f"{number}.lock" not in names):
+                self._remove(name)  # left by a process that died while it was alone here
         return tuple(sorted(found, key=lambda record: record.number))
 
     def add(self, says: Mapping[str, Any]) -> tuple[int, int]:
@@ -129,7 +130,7 @@ class Records:
                 return None
             try:
                 says = json.loads(file.read(LARGEST))
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
         return Record(number, owner, says) if isinstance(says, dict) else None
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from colonnade.fleet.lease import Claim, claims
 
+SHORT = 16  # letters of a card's name in the table; the beginning of a UUID says which it is
 LOOKS = 1.0  # seconds between two looks of --watch
 
 
@@ -65,19 +67,20 @@ def facts(claims: Sequence[Claim]) -> list[dict[str, object]]:
 def table(claims: Sequence[Claim]) -> Table:
     """Who has which card, and below, who waits, in order."""
     table = Table(title="Leases of this machine", title_justify="left")
-    table.add_column("card", overflow="fold")
-    table.add_column("memory", justify="right")
-    table.add_column("user")
-    table.add_column("process", justify="right")
-    table.add_column("since")
-    table.add_column("command", overflow="ellipsis", no_wrap=True)
+    # Only the command gives way on a narrow screen.
+    table.add_column("card", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("user", no_wrap=True)
+    table.add_column("process", justify="right", no_wrap=True)
+    table.add_column("since", no_wrap=True)
+    table.add_column("command")
     for claim in claims:
         for slot in claim.slots:
-            _add(table, slot, claim)
+            _add(table, slot if len(slot) <= SHORT else f"{slot[:SHORT]}…", claim)
     table.add_section()
     for claim in (claim for claim in claims if not claim.slots):
         place = 1 + sum(other.blocks(claim) for other in claims)
-        _add(table, f"waits for {claim.count}, place {place}", claim)
+        _add(table, f"#{place} in line, for {claim.count}", claim)
     if not claims:
         table.caption = "No card is leased, and nobody waits."
     return table
@@ -85,10 +88,15 @@ def table(claims: Sequence[Claim]) -> Table:
 
 def _add(table: Table, what: str, claim: Claim) -> None:
     table.add_row(
-        what,
+        _printable(what),
         f"{float(claim.memory):.0%}",
         claim.user,
         str(claim.pid),
-        datetime.fromisoformat(claim.since).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-        " ".join(claim.command),
+        datetime.fromisoformat(claim.since).astimezone().strftime("%m-%d %H:%M"),
+        Text(_printable(" ".join(claim.command)), no_wrap=True, overflow="ellipsis"),
     )
+
+
+def _printable(text: str) -> str:
+    """What others wrote must not steer this terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
