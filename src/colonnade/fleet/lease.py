@@ -102,7 +102,8 @@ class Lease:
     """A place in line that becomes a lease; leave the `with` block, or die, to give it back."""
 
     def __init__(self, pool: Pool, claim: Claim, directory: Path, *, share: bool) -> None:
-        self._pool, self._directory, self._share = pool, directory, share
+        self._pool = replace(pool, occupants=nobody) if share else pool
+        self._directory = directory
         with alone(directory) as records:
             number, self.descriptor = records.add(asdict(claim))
         self.claim = replace(claim, number=number)
@@ -121,20 +122,21 @@ class Lease:
 
     def take(self) -> int:
         """Take the cards if it is our turn and enough are free; else say our place in line, from 1 up."""
+        present = self._pool.occupants()  # drivers can be slow, so not while all others wait for us
         with alone(self._directory) as records:
             claims = _claims(records.live())
             ahead = [c for c in claims if c.blocks(self.claim) and not _is_stopped(c.pid)]
             if ahead:
                 return len(ahead) + 1
-            free = _free(self.claim, claims, self._strangers(claims))
+            free = _free(self.claim, claims, _strangers(present, claims))
             if len(free) < self.claim.count:
                 return 1
             chosen = tuple(self._pool.choose(free, self.claim.count))
-            assert len(set(chosen) & set(free)) == self.claim.count == len(chosen), (
-                "choose() must pick free ones"
-            )
-            self.claim = replace(self.claim, slots=chosen, since=_now())
-            records.write(self.claim.number, asdict(self.claim))
+            assert set(chosen) <= set(free), "choose() picks among the free"
+            assert len(set(chosen)) == len(chosen) == self.claim.count, "choose() picks as many as asked"
+            leased = replace(self.claim, slots=chosen, since=_now())
+            records.write(leased.number, asdict(leased))
+            self.claim = leased
             return 0
 
     def wait(self, timeout: float | None = None, tell: Callable[[int], None] = lambda place: None) -> None:
@@ -149,20 +151,6 @@ class Lease:
             if left <= 0:
                 raise LeaseTimeout(self.claim.count, place)
             time.sleep(min(left, NEXT_LOOKS if place == 1 else OTHERS_LOOK))
-
-    def _strangers(self, claims: Iterable[Claim]) -> set[str]:
-        """The cards that somebody uses who has no lease of them."""
-        if self._share:
-            return set()
-        holders: dict[str, set[int]] = {}
-        for claim in claims:
-            for slot in claim.slots:
-                holders.setdefault(slot, set()).add(claim.pid)
-        return {
-            slot
-            for slot, pids in self._pool.occupants().items()
-            if any(not _runs_under(pid, holders.get(slot, set())) for pid in pids)
-        }
 
 
 def ask(
@@ -239,6 +227,19 @@ def _free(claim: Claim, claims: Iterable[Claim], strangers: Collection[str]) -> 
             used[slot] += Fraction(other.memory)
     room = [s for s in claim.among if used[s] + Fraction(claim.memory) <= 1 and s not in strangers]
     return sorted(room, key=lambda slot: -used[slot])
+
+
+def _strangers(present: Mapping[str, Collection[int]], claims: Iterable[Claim]) -> set[str]:
+    """The cards that somebody uses who has no lease of them."""
+    holders: dict[str, set[int]] = {}
+    for claim in claims:
+        for slot in claim.slots:
+            holders.setdefault(slot, set()).add(claim.pid)
+    return {
+        slot
+        for slot, pids in present.items()
+        if any(not _runs_under(pid, holders.get(slot, set())) for pid in pids)
+    }
 
 
 def is_share(text: str) -> bool:
