@@ -1,5 +1,7 @@
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,3 +119,75 @@ def test_the_example_in_the_documentation():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (said,) = re.findall(r"It prints `(.*?)`", PAGE)
     assert run([sys.executable, "-c", code]).stdout.strip() == said
+
+
+def test_run_and_leases(tmp_path):
+    leases = str(tmp_path / "leases")
+    show = [sys.executable, COMMAND, "leases", "--leases", leases]
+    options = ["--virtual", "2", "--cards", "1", "--memory", "0.5", "--leases", leases]
+    # Options after the program's name are the program's.
+    done = run([COMMAND, "run", *options, *show, "--json"])
+    (lease,) = json.loads(done.stdout)
+    assert lease["cards"] == ["virtual:0"]
+    assert (lease["memory"], lease["waits_for"], lease["command"]) == (0.5, 0, [*show, "--json"])
+    table = run([COMMAND, "run", *options, "--", *show], COLUMNS="200").stdout
+    assert re.search(r"virtual:0 +│ +50% │", table)
+    assert "No card is leased" in run(show).stdout
+    assert json.loads(run([*show, "--json"]).stdout) == []
+
+
+def test_leases_shows_who_waits():
+    from rich.console import Console
+
+    from colonnade.fleet.lease import Claim
+    from colonnade.show.leases import facts, table
+
+    def claim(number, slots=()):
+        when = "2026-05-04T09:12:00.000000+00:00"
+        return Claim(("a", "b"), 2, "0.5", ("python", "\x1b[2Jx.py"), "ada", 7, "box", when, slots, number)
+
+    line = [claim(1, ("a", "b")), claim(2), claim(3)]
+    console = Console(width=120)
+    with console.capture() as text:
+        console.print(table(line))
+    assert "python ?[2Jx.py" in text.get()  # what others wrote does not steer this terminal
+    assert re.findall(r"│ (a|b|#\d in line, for 2) ", text.get()) == [
+        "a",
+        "b",
+        "#1 in line, for 2",
+        "#2 in line, for 2",
+    ]
+    assert [(fact["cards"], fact["waits_for"]) for fact in facts(line)] == [(["a", "b"], 0), ([], 2), ([], 2)]
+
+
+def test_leases_can_be_watched(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from colonnade.show import leases
+
+    watch = [COMMAND, "leases", "--watch", "--json", "--leases", str(tmp_path)]
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout.readline() == "[]\n"
+        shown.send_signal(signal.SIGINT)
+        assert shown.communicate(timeout=10)[0] == ""
+        assert shown.returncode == 0
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leases.time, "sleep", interrupt)
+    console = Console(width=100)
+    with console.capture() as text:
+        leases.show(console, tmp_path, as_json=False, watch=True)
+    assert "No card is leased" in text.get()
+
+
+def test_a_bad_run_is_one_message_and_exit_code_2(tmp_path):
+    done = run([COMMAND, "run", "--virtual", "2", "--cards", "3", "--memory", "7", "--", "no-such-program"])
+    assert done.returncode == 2
+    assert [line.split("=")[0].strip() for line in done.stderr.splitlines()[1:]] == [
+        "command",
+        "--cards",
+        "--memory",
+    ]
+    assert "Traceback" not in done.stderr

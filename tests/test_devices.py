@@ -10,7 +10,7 @@ import colonnade as cn
 from colonnade.hardware import devices, gpu
 from colonnade.hardware.cards import Card
 from colonnade.hardware.devices import resolve
-from colonnade.hardware.layout import Request, plan
+from colonnade.hardware.layout import Request, leased, plan
 
 CARDS = tuple(Card(i, f"GPU-{i}{i}{i}{i}", f"0000:0{i}:00.0", "Test card", 16 * 2**30) for i in range(4))
 
@@ -103,6 +103,45 @@ def test_a_limit_is_checked_on_the_cards_that_are_used():
     small = Card(4, "GPU-4444", "0000:09:00.0", "Small card", 4 * 2**30)
     assert plan(Request(devices=(0,), memory=8000), (*CARDS, small)).parts == ((8000,),)
     assert "Small card" in refused((*CARDS, small), memory=8000)[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "expected"),
+    [
+        ({}, {}, {}),
+        ({}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 3}),
+        ({"virtual": 2}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 2}),
+        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.5}),
+        ({"memory": 4096}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 4096}),
+        # Half a card was leased, so two devices on it have a quarter each.
+        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.25}),
+    ],
+)
+def test_what_was_leased_stands_in_for_what_is_left_open(settings, environment, expected):
+    assert leased(Request(**settings), environment) == Request(**expected)
+
+
+@pytest.mark.parametrize("bad", ["", "many", "0", "-1", "nan"])
+def test_what_was_leased_must_be_a_number(bad):
+    environment = {"COLONNADE_VIRTUAL": bad, "COLONNADE_MEMORY": bad}
+    with pytest.raises(cn.InvalidArgument) as caught:
+        leased(Request(), environment)
+    assert [problem.argument for problem in caught.value.problems] == list(environment)
+    assert leased(Request(virtual=2, memory=0.5), environment) == Request(virtual=2, memory=0.5)
+
+
+def test_what_was_leased_comes_too_late_as_an_argument_would():
+    out = fresh(
+        """
+        tf.constant(1) + 1
+        try:
+            cn.setup()
+        except cn.AlreadyStarted as error:
+            print(error)
+        """,
+        COLONNADE_VIRTUAL="2",
+    )
+    assert "asked:  setup(virtual=2)" in out
 
 
 def test_visible_devices_of_the_environment():

@@ -125,6 +125,54 @@ def _print(as_json: bool, plain: object, screen: "RenderableType") -> None:
         Console(width=None if sys.stdout.isatty() else 130).print(screen)
 
 
+Leases = Annotated[
+    Path | None,
+    typer.Option("--leases", metavar="DIR", help="Where the leases are; else COLONNADE_LEASES says it."),
+]
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
+    cards: Annotated[int | None, typer.Option(help="How many cards; 1, or all virtual ones.")] = None,
+    memory: Annotated[str | None, typer.Option(help="The share of each card, such as 0.5.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="How long to wait: 90s, 1h30m.")] = None,
+    share: Annotated[bool, typer.Option("--share", help="Also cards in use without a lease.")] = False,
+    retries: Annotated[int, typer.Option(help="Start again so often after exit code 75.")] = 0,
+    virtual: Annotated[int | None, typer.Option(help="Lease from so many virtual cards.")] = None,
+    leases: Leases = None,
+) -> None:
+    """Wait for cards, and run a program on them: colonnade run --cards 2 -- python train.py
+
+    Returns the program's exit code, 128 + n if signal n ended it, 124 if no cards came free in time.
+    """
+    from colonnade.fleet.launch import run as launch
+
+    code = launch(
+        command,
+        cards=cards,
+        memory=memory,
+        timeout=timeout,
+        share=share,
+        retries=retries,
+        virtual=virtual,
+        directory=leases,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("leases")
+def show_leases(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing, until Ctrl-C.")] = False,
+    leases: Leases = None,
+) -> None:
+    """Show who has which card, and who waits."""
+    from colonnade.show.leases import show
+
+    show(Console(), leases, as_json=as_json, watch=watch)
+
+
 def main() -> None:
     """Run a command; a mistake of the user's is a message and exit code 2, not a traceback."""
     # TensorFlow's start-up notes about CPU instructions help nobody here.

@@ -4,7 +4,8 @@ ColonnadeError
 ├── InvalidArgument (ValueError)      what the user passed cannot be used; lists everything wrong
 ├── MissingTensorFlow (ImportError)   TensorFlow is not installed
 ├── AlreadyStarted (RuntimeError)     TensorFlow has started its devices; settings come too late
-└── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
+├── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
+└── LeaseTimeout (TimeoutError)       no cards came free in the time given
 """
 
 from collections.abc import Iterable
@@ -66,6 +67,16 @@ class NotFinite(ColonnadeError, ArithmeticError):
 
 class PlacementError(ColonnadeError, RuntimeError):
     """An op ran, or would have to run, on another device than the one asked for."""
+
+
+class LeaseTimeout(ColonnadeError, TimeoutError):
+    """No cards came free in the time given."""
+
+    def __init__(self, count: int, place: int) -> None:
+        super().__init__(
+            f"{count} card{'s' if count > 1 else ''} did not come free in time; place in line: {place}. "
+            "See who has them with: colonnade leases"
+        )
 
 
 def check(where: str, problems: Iterable[Problem]) -> None:

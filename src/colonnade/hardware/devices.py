@@ -15,7 +15,7 @@ from colonnade.errors import AlreadyStarted, InvalidArgument, Problem, check
 from colonnade.hardware import cards as nvml
 from colonnade.hardware import gpu
 from colonnade.hardware.cards import Card
-from colonnade.hardware.layout import Layout, Request, is_count, listed, plan
+from colonnade.hardware.layout import Layout, Request, is_count, leased, listed, plan
 
 # What TensorFlow was started with, if setup() did it.
 _done: tuple[Request, Layout] | None = None
@@ -40,6 +40,8 @@ def setup(
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair.
 
+    Under `colonnade run`, `virtual` and `memory` are by default what was leased.
+
     Returns:
         The device strings to compute on, for `devices=` anywhere in Colonnade.
 
@@ -49,7 +51,7 @@ def setup(
         ('/device:CPU:0', '/device:CPU:1')
     """
     global _done
-    request = Request(devices, virtual, memory, growth, soft_placement, threads)
+    request = leased(Request(devices, virtual, memory, growth, soft_placement, threads), os.environ)
     layout = plan(request, visible_cards())
     if started():
         _refuse_changes(request, layout)

@@ -11,6 +11,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 BUS_ORDER = "PCI_BUS_ID"
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+# What `colonnade run` tells `setup()`: its arguments of these names, unless the program passes them.
+SETUP_VIRTUAL = "COLONNADE_VIRTUAL"
+SETUP_MEMORY = "COLONNADE_MEMORY"
 
 
 @dataclass(frozen=True)

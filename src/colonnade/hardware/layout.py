@@ -2,12 +2,13 @@
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from colonnade.errors import Problem, check
 from colonnade.hardware.cards import Card
+from colonnade.hardware.gpu import SETUP_MEMORY, SETUP_VIRTUAL
 
 # A divided card keeps the rest of its memory for CUDA itself, unless the user names a limit.
 DIVIDED_FRACTION = 0.9
@@ -54,6 +55,33 @@ def plan(request: Request, cards: Sequence[Card]) -> Layout:
     chosen = _chosen(request, cards)
     limits = tuple((_limit(request.memory, cards[i], parts),) * parts for i in chosen)
     return Layout("GPU", chosen, limits, request.growth, threads)
+
+
+def leased(request: Request, environment: Mapping[str, str]) -> Request:
+    """A request with what `colonnade run` leased in place of what the program left open."""
+    problems: list[Problem] = []
+
+    def read(variable: str, parse: Callable[[str], float], rule: str) -> float | None:
+        text = environment.get(variable)
+        try:
+            value = None if text is None else parse(text)
+        except ValueError:
+            value = 0
+        if value is not None and not value > 0:
+            problems.append(Problem(variable, text, rule, "Unset it; colonnade run sets it"))
+            return None
+        return value
+
+    if request.virtual is None:
+        count = read(SETUP_VIRTUAL, int, "must be a whole number from 1 up")
+        request = replace(request, virtual=None if count is None else int(count))
+    if request.memory is None:
+        share = read(SETUP_MEMORY, float, "must be a fraction of a card (0.9) or MiB (4096), and above 0")
+        # The share is one card's, whatever number of devices the program makes of it.
+        parts = request.virtual if is_count(request.virtual) else 1
+        request = replace(request, memory=None if share is None else share / parts)
+    check("the environment of setup()", problems)
+    return request
 
 
 def listed(devices: Any) -> Any:

@@ -164,7 +164,7 @@ def dealt(sizes: Sequence[int], num_devices: int) -> list[int]:
     """Which device gets each of some variables: the largest first, always to the least loaded.
 
     >>> dealt([10, 40, 20, 30], 2)
-    [1, 0, 1, 1]
+    [0, 0, 1, 1]
     """
     loads = [0] * num_devices
     owners = [0] * len(sizes)

@@ -1,0 +1,1 @@
+"""Sharing a machine: leases of cards, and the launching of programs."""

@@ -1,0 +1,195 @@
+"""`colonnade run`: wait for cards, start a program on them, give them back when it ends.
+
+What the program finds in its environment:
+
+    with cards      CUDA_VISIBLE_DEVICES   the UUIDs of the leased cards
+                    CUDA_DEVICE_ORDER      PCI_BUS_ID
+                    COLONNADE_MEMORY       the share of each card, if less than all; read by `cn.setup()`
+    with --virtual  CUDA_VISIBLE_DEVICES   -1: the CPU is divided, on any machine
+                    COLONNADE_VIRTUAL      the number of leased virtual cards; read by `cn.setup()`
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+
+from colonnade.errors import InvalidArgument, LeaseTimeout, Problem, check
+from colonnade.fleet.lease import Lease, Pool, ask, claims, is_share
+from colonnade.fleet.supervise import supervise
+from colonnade.hardware import gpu
+from colonnade.hardware.cards import detect
+
+RESUMABLE = 75  # EX_TEMPFAIL: the program asks to be started again
+TIMED_OUT = 124  # as timeout(1) says it
+INTERRUPTED = 130  # by Ctrl-C before the program started
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def run(
+    command: Sequence[str],
+    *,
+    cards: int | None = None,
+    memory: str | None = None,
+    timeout: str | None = None,
+    share: bool = False,
+    retries: int = 0,
+    virtual: int | None = None,
+    directory: Path | None = None,
+) -> int:
+    """Lease cards, run a command on them, and return its exit code.
+
+    Args:
+        command: the program and its arguments; no shell is involved.
+        cards: how many cards; 1 by default, and with `virtual` all of those.
+        memory: the share of each card, such as 0.5; all of it by default.
+        timeout: how long to wait for cards, such as 90s, 30m, 1h30m; for ever by default.
+        share: also take cards that somebody uses without a lease.
+        retries: how often to start the command again when it ends with exit code 75.
+        virtual: lease from this many virtual cards in place of real ones.
+        directory: where the leases of the machine are.
+
+    Returns:
+        The exit code of the command, 128 + n if signal n ended it; 124 if no cards came free in time.
+    """
+    pool = _virtual_cards(virtual) if virtual is not None else _cards()
+    count = cards if cards is not None else virtual or 1
+    check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
+    part = memory or "1"
+    check("run", _waits_for_itself(pool, count, part, directory))
+    with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
+        try:
+            lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
+            return _run(command, environment(os.environ, lease, virtual is not None), lease, retries)
+        except LeaseTimeout as error:
+            print(f"colonnade: {error}", file=sys.stderr)
+            return TIMED_OUT
+        except KeyboardInterrupt:
+            return INTERRUPTED
+
+
+def environment(outside: Mapping[str, str], lease: Lease, virtual: bool) -> dict[str, str]:
+    """What a program finds in its environment when it runs under a lease."""
+    inside = {k: v for k, v in outside.items() if k not in (gpu.SETUP_VIRTUAL, gpu.SETUP_MEMORY)}
+    inside[gpu.ORDER] = "PCI_BUS_ID"
+    if virtual:
+        return inside | {gpu.VISIBLE: "-1", gpu.SETUP_VIRTUAL: str(len(lease.claim.slots))}
+    inside[gpu.VISIBLE] = ",".join(lease.claim.slots)
+    if Fraction(lease.claim.memory) < 1:
+        inside[gpu.SETUP_MEMORY] = lease.claim.memory
+    return inside
+
+
+def seconds(text: str) -> float:
+    """A time span such as 45, 90s, 30m or 1h30m in seconds.
+
+    Example:
+        >>> seconds("1h30m")
+        5400.0
+    """
+    parts = re.fullmatch(r"\d+|(\d+(\.\d+)?[smhd])+", text)
+    if not parts:
+        raise ValueError(f"{text!r} is not a time span")
+    found: list[tuple[str, str]] = re.findall(r"([\d.]+)([smhd]?)", text)
+    return sum(float(number) * UNITS[unit] for number, unit in found)
+
+
+def _cards() -> Pool:
+    """The cards that this process may use; of the free ones, those with the best links between them."""
+    machine = detect()
+    uuids = [card.uuid for card in machine.cards]
+
+    def best(free: Sequence[str], count: int) -> Sequence[str]:
+        if count == 1:
+            return free[:1]  # the first is one that is divided already, if there is such a one
+        return [uuids[i] for i in machine.topology.best(count, among=[uuids.index(uuid) for uuid in free])]
+
+    visible = gpu.visible(machine.cards, os.environ)
+    return Pool(tuple(card.uuid for card in visible), choose=best, occupants=_occupants)
+
+
+def _occupants() -> dict[str, set[int]]:
+    """The processes on each card now, leased or not."""
+    return {card.uuid: {process.pid for process in card.processes} for card in detect().cards}
+
+
+def _virtual_cards(count: int) -> Pool:
+    return Pool(tuple(f"virtual:{i}" for i in range(count)))
+
+
+def _run(command: Sequence[str], inside: Mapping[str, str], lease: Lease, retries: int) -> int:
+    for left in range(retries, -1, -1):
+        try:
+            outcome = supervise(command, inside, lease.descriptor)
+        except OSError as error:
+            rule = f"cannot be started ({error.strerror})"
+            raise InvalidArgument("run", [_bad_command(command, rule)]) from None
+        # Whoever interrupts a program that can be resumed wants it to end, not to start again.
+        if outcome.code != RESUMABLE or outcome.interrupted or not left:
+            break
+        print(f"colonnade: exit code {RESUMABLE}, starting again ({left} left)", file=sys.stderr)
+    return outcome.code
+
+
+def _show(place: int, lease: Lease) -> None:
+    claim = lease.claim
+    what = f"{claim.count} of {len(claim.among)} card{'s' if len(claim.among) > 1 else ''}"
+    line = "next in line" if place == 1 else f"number {place} in line"
+    print(f"colonnade: waiting for {what}, {line}", file=sys.stderr, flush=True)
+
+
+def _bad_command(command: Sequence[str], rule: str) -> Problem:
+    return Problem("command", " ".join(command), rule, "Write it as in: colonnade run -- python train.py")
+
+
+def _problems(
+    command: Sequence[str],
+    count: int,
+    memory: str | None,
+    timeout: str | None,
+    retries: int,
+    pool: Pool,
+    virtual: int | None,
+) -> Iterator[Problem]:
+    if sys.platform != "linux":
+        yield Problem("platform", sys.platform, "run needs Linux to end what it started", "Start it directly")
+    if not command:
+        yield _bad_command(command, "names no program")
+    elif not shutil.which(command[0]):
+        yield _bad_command(command, f"there is no program {command[0]!r} that can be executed")
+    if virtual is not None and virtual < 1:
+        yield Problem("--virtual", virtual, "must be a whole number from 1 up", "Try --virtual 4")
+    elif count < 1:
+        yield Problem("--cards", count, "must be a whole number from 1 up", "Try --cards 1")
+    elif count > len(pool.slots):
+        have = len(pool.slots)
+        fix = f"Ask for {have} or fewer" if have else "Run: colonnade devices"
+        if virtual is None:
+            fix += f", or try virtual ones: --virtual {count}"
+        yield Problem("--cards", count, f"there are not that many cards here, only {have}", fix)
+    if memory is not None and not is_share(memory):
+        yield Problem("--memory", memory, "must be above 0 and at most 1, the share of a card", "Try 0.5")
+    if timeout is not None:
+        try:
+            seconds(timeout)
+        except ValueError:
+            yield Problem(
+                "--timeout", timeout, "must be a time span with units s, m, h or d", "Try 90s or 1h30m"
+            )
+    if retries < 0:
+        yield Problem("--retries", retries, "must be a whole number from 0 up", "Leave it out for none")
+
+
+def _waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
+    """Under a lease, a second run may need cards that come free only when it has ended."""
+    above = {process.pid for process in psutil.Process().parents()}
+    ours = [c for c in claims(directory) if c.pid in above and Fraction(c.memory) + Fraction(part) > 1]
+    kept = {slot for claim in ours for slot in claim.slots}.intersection(pool.slots)
+    if count > len(pool.slots) - len(kept):
+        rule = f"it runs under a lease of {', '.join(sorted(kept))} itself, and would wait for its own end"
+        yield Problem("--cards", count, rule, "Start the program without colonnade run")

@@ -1,0 +1,391 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from fresh import run
+
+import colonnade as cn
+from colonnade.describe.topology import Topology
+from colonnade.fleet import launch
+from colonnade.fleet.lease import claims
+from colonnade.fleet.supervise import Outcome
+from colonnade.hardware.cards import Process, detect
+from colonnade.hardware.fake import FakeNvml
+
+COMMAND = str(Path(sys.executable).with_name("colonnade"))
+
+
+def machine(pids=None):
+    """Four cards; 0 and 3 are linked, and so are 1 and 2; `pids` are on a card each."""
+    held = {card: [Process(pid, None, 2**30)] for card, pid in (pids or {}).items()}
+    nvml = FakeNvml(Topology.groups([[0, 3], [1, 2]]), processes=held)
+    found = detect(nvml, owner=str)
+    cards = [replace(card, uuid=f"GPU-{str(card.index) * 4}") for card in found.cards]
+    return replace(found, cards=tuple(cards))
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Four cards, and a list of what was started: the command, and its environment."""
+    calls = []
+
+    def supervise(command, environment, keep):
+        calls.append((tuple(command), environment))
+        return Outcome(0, interrupted=False)
+
+    monkeypatch.setenv("COLONNADE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launch, "supervise", supervise)
+    monkeypatch.setattr(launch, "detect", lambda: machine())
+    return calls
+
+
+class Job:
+    """`colonnade run` on two virtual cards, with a program that says when it has started."""
+
+    def __init__(self, folder, program, *options):
+        self.leases = folder / "leases"
+        command = [COMMAND, "run", "--virtual", "2", *options, "--", sys.executable, "-c", program]
+        environment = {**os.environ, "COLONNADE_LEASES": str(self.leases), "PYTHONUNBUFFERED": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def end(self):
+        out, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, out.split(), errors
+
+
+def gone(*pids):
+    """Wait until no process of these is left."""
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_program_finds_its_cards(started, monkeypatch):
+    monkeypatch.setenv("COLONNADE_VIRTUAL", "8")  # from outside, and not what was leased
+    assert launch.run(["true"], cards=2, memory="0.5") == 0
+    ((command, inside),) = started
+    assert command == ("true",)
+    assert inside["CUDA_VISIBLE_DEVICES"] == "GPU-0000,GPU-3333"
+    assert inside["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert inside["COLONNADE_MEMORY"] == "0.5"
+    assert "COLONNADE_VIRTUAL" not in inside
+
+
+def test_a_whole_card_has_no_limit(started):
+    launch.run(["true"], memory="1")
+    assert "COLONNADE_MEMORY" not in started[0][1]
+
+
+def test_only_visible_cards_are_leased(started, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    launch.run(["true"], cards=2)
+    assert started[0][1]["CUDA_VISIBLE_DEVICES"] == "GPU-2222,GPU-3333"
+    with pytest.raises(cn.InvalidArgument, match="only 2"):
+        launch.run(["true"], cards=3)
+
+
+def test_cards_with_the_best_links_are_chosen(started):
+    launch.run(["true"], cards=2)
+    assert started[0][1]["CUDA_VISIBLE_DEVICES"] == "GPU-0000,GPU-3333"
+
+
+def test_virtual_cards_hide_the_real_ones(started):
+    launch.run(["true"], virtual=4, cards=3, memory="0.5")
+    launch.run(["true"], virtual=4)
+    inside = started[0][1]
+    assert (inside["CUDA_VISIBLE_DEVICES"], inside["COLONNADE_VIRTUAL"]) == ("-1", "3")
+    assert "COLONNADE_MEMORY" not in inside  # TensorFlow has no limit for CPU devices
+    assert started[1][1]["COLONNADE_VIRTUAL"] == "4"
+
+
+def test_cards_that_others_use_are_left_alone(started, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "detect", lambda: machine({0: os.getppid()}))
+    launch.run(["true"])
+    assert started[0][1]["CUDA_VISIBLE_DEVICES"] == "GPU-1111"
+    assert launch.run(["true"], cards=4, timeout="0") == 124
+    said = capsys.readouterr().err
+    assert "waiting for 4 of 4 cards, next in line" in said
+    assert "did not come free in time" in said
+    launch.run(["true"], cards=4, timeout="0", share=True)
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument", "says"),
+    [
+        ({"cards": 5}, "--cards", "only 4"),
+        ({"cards": 0}, "--cards", "from 1 up"),
+        ({"virtual": 0}, "--virtual", "from 1 up"),
+        ({"virtual": 2, "cards": 3}, "--cards", "only 2"),
+        ({"memory": "1.5"}, "--memory", "at most 1"),
+        ({"memory": "0"}, "--memory", "above 0"),
+        ({"memory": "-1"}, "--memory", "above 0"),
+        ({"memory": "nan"}, "--memory", "above 0"),
+        ({"memory": "half"}, "--memory", "share of a card"),
+        ({"timeout": "soon"}, "--timeout", "time span"),
+        ({"timeout": "-1s"}, "--timeout", "time span"),
+        ({"timeout": ""}, "--timeout", "time span"),
+        ({"retries": -1}, "--retries", "from 0 up"),
+    ],
+)
+def test_what_cannot_work(started, settings, argument, says):
+    with pytest.raises(cn.InvalidArgument, match=says) as caught:
+        launch.run(["true"], **settings)
+    assert [problem.argument for problem in caught.value.problems] == [argument]
+    assert started == []
+
+
+def test_all_that_is_wrong_comes_at_once(started):
+    with pytest.raises(cn.InvalidArgument) as caught:
+        launch.run(["no-such-program"], cards=5, memory="2", timeout="x", retries=-2)
+    arguments = [problem.argument for problem in caught.value.problems]
+    assert arguments == ["command", "--cards", "--memory", "--timeout", "--retries"]
+
+
+def test_a_run_inside_a_run_does_not_wait_for_itself(tmp_path):
+    inner = f"import subprocess; subprocess.run([{COMMAND!r}, 'run', '--virtual', '2', '--', 'true'])"
+    code, _, errors = Job(tmp_path, inner).end()
+    assert code == 0
+    assert "would wait for its own end" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("45", 45), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("1d", 86400), ("0", 0)]
+)
+def test_time_spans(text, value):
+    assert launch.seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("codes", "interrupted", "retries", "starts", "code"),
+    [
+        ([75, 75, 0], False, 5, 3, 0),
+        ([75, 75, 75], False, 1, 2, 75),
+        ([75], False, 0, 1, 75),
+        ([3], False, 5, 1, 3),
+        ([75], True, 5, 1, 75),
+    ],
+)
+def test_a_resumable_program_is_started_again(
+    started, monkeypatch, codes, interrupted, retries, starts, code
+):
+    left = iter(codes)
+    calls = []
+
+    def supervise(*_):
+        calls.append(len(claims()))
+        return Outcome(next(left), interrupted)
+
+    monkeypatch.setattr(launch, "supervise", supervise)
+    assert launch.run(["true"], retries=retries) == code
+    assert calls == [1] * starts  # under the same lease
+    assert claims() == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)],
+)
+def test_the_exit_code_is_the_programs(tmp_path, program, code):
+    assert Job(tmp_path, program).end()[0] == code
+
+
+def test_what_cannot_be_executed(tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    done = run([COMMAND, "run", "--virtual", "1", "--", str(broken)], COLONNADE_LEASES=str(tmp_path / "l"))
+    assert done.returncode == 2
+    assert "Exec format error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+HEARS = """
+import signal, sys
+def heard(number, _):
+    print(signal.Signals(number).name)
+    if number == signal.SIGTERM:
+        sys.exit(75)
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCONT):
+    signal.signal(number, heard)
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_are_passed_on(tmp_path):
+    job = Job(tmp_path, HEARS, "--retries", "3")
+    assert job.line() == "ready"
+    for name in ("SIGHUP", "SIGINT", "SIGUSR1"):
+        job.process.send_signal(getattr(signal, name))
+        assert job.line() == name
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[:2] == (75, ["SIGTERM"])  # and it was not started again
+
+
+def test_stop_and_continue(tmp_path):
+    job = Job(tmp_path, HEARS)
+    assert job.line() == "ready"
+    launcher = psutil.Process(job.process.pid)
+    (program,) = (p for p in launcher.children(recursive=True) if not p.children())
+    job.process.send_signal(signal.SIGTSTP)
+    while {launcher.status(), program.status()} != {psutil.STATUS_STOPPED}:
+        time.sleep(0.01)
+    job.process.send_signal(signal.SIGCONT)
+    assert job.line() == "SIGCONT"
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 75
+
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "300"])
+away = subprocess.Popen(["setsid", "sleep", "300"])
+deaf = subprocess.Popen([sys.executable, "-c",
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"],
+    stdout=subprocess.PIPE)
+deaf.stdout.readline()
+orphan = subprocess.run(["sh", "-c", "sleep 300 >&- 2>&- & echo $!"], capture_output=True, text=True).stdout
+print(os.getpid(), child.pid, away.pid, deaf.pid, orphan.strip())
+sys.stdout.close()
+if len(sys.argv) == 1:
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
+def test_no_orphan_when_killed(tmp_path, victim):
+    job = Job(tmp_path, FAMILY)
+    family = [int(pid) for pid in job.line().split()]
+    assert len(family) == 5
+    (supervisor,) = psutil.Process(job.process.pid).children()
+    os.kill(job.process.pid if victim == "launcher" else supervisor.pid, signal.SIGKILL)
+    assert gone(*family)
+    assert job.end()[0] == (-9 if victim == "launcher" else 137)
+    assert gone(supervisor.pid)
+    assert claims(job.leases) == ()
+
+
+def test_nothing_is_left_when_the_program_has_ended(tmp_path):
+    job = Job(tmp_path, FAMILY.replace("len(sys.argv) == 1", "False"))
+    family = [int(pid) for pid in job.line().split()]
+    assert job.end()[0] == 0
+    assert not any(psutil.pid_exists(pid) for pid in family)
+    assert claims(job.leases) == ()
+
+
+def test_the_lease_outlives_a_killed_launcher_as_long_as_the_program_does(tmp_path):
+    job = Job(
+        tmp_path, "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(300)"
+    )
+    assert job.line() == "up"
+    job.process.kill()
+    job.process.wait()
+    time.sleep(0.2)
+    (claim,) = claims(job.leases)  # it does not hear, and is killed only after a while
+    assert claim.pid == job.process.pid
+    job.end()
+    deadline = time.monotonic() + 10
+    while claims(job.leases):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+TERMINAL = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b""
+while b"ready" not in said:
+    said += os.read(terminal, 1000)
+os.write(terminal, b"\\x03")
+try:
+    while data := os.read(terminal, 1000):
+        said += data
+except OSError:
+    pass
+print(said.count(b"interrupt"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_ctrl_c_reaches_the_program_once(tmp_path):
+    program = """
+import time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupt", flush=True)
+    time.sleep(0.3)
+    raise SystemExit(5)
+"""
+    command = [COMMAND, "run", "--virtual", "1", "--", sys.executable, "-c", program]
+    done = run([sys.executable, "-c", TERMINAL, *command], COLONNADE_LEASES=str(tmp_path / "leases"))
+    assert done.stdout.split() == ["1", "5"], done.stderr
+
+
+def test_ctrl_c_while_waiting(tmp_path):
+    with Job(tmp_path, "print('up'); import time; time.sleep(60)").process as first:
+        assert first.stdout.readline() == "up\n"
+        second = Job(tmp_path, "", "--cards", "1")
+        assert "next in line" in second.process.stderr.readline()
+        second.process.send_signal(signal.SIGINT)
+        assert second.end()[0] == 130
+        first.send_signal(signal.SIGTERM)
+    assert first.returncode == 143
+
+
+def test_a_plain_setup_gets_what_was_leased(tmp_path):
+    program = "import colonnade as cn; print(*cn.setup())"
+    code, said, errors = Job(tmp_path, program, "--cards", "2").end()
+    assert (code, said) == (0, ["/device:CPU:0", "/device:CPU:1"]), errors
+
+
+def test_neither_run_nor_leases_loads_tensorflow(tmp_path):
+    code = """
+import sys
+from colonnade.cli import app
+for command in (["leases"], ["run", "--virtual", "1", "--", "true"]):
+    try:
+        app(command)
+    except SystemExit as end:
+        assert end.code == 0
+print(sorted({"tensorflow", "keras"} & set(sys.modules)))
+"""
+    done = run([sys.executable, "-c", code], COLONNADE_LEASES=str(tmp_path / "leases"))
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_two_people_start_at_the_same_moment(tmp_path):
+    """Scenario S5: eight jobs at once on two cards, each of which notes when it had which."""
+    note = tmp_path / "note"
+    program = f"""
+import json, os, time
+start = time.monotonic()
+time.sleep(0.05)
+with open({str(note)!r}, "a") as file:
+    print(json.dumps([start, time.monotonic()]), file=file)
+"""
+    jobs = [Job(tmp_path, program, "--cards", "1") for _ in range(8)]
+    assert [job.end()[0] for job in jobs] == [0] * 8
+    spans = [json.loads(line) for line in note.read_text().splitlines()]
+    assert len(spans) == 8
+    together = [sum(a <= start < b for a, b in spans) for start, _ in spans]
+    assert max(together) <= 2
