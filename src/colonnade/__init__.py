@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
+    from colonnade.run.fit import fit
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
@@ -47,6 +48,7 @@ __all__ = [
     "Trainer",
     "Weighted",
     "broadcast",
+    "fit",
     "make_parallel",
     "parallel",
     "placement",
@@ -64,6 +66,7 @@ _HOME = {
     "Trainer": "run.trainer",
     "Weighted": "run.objective",
     "broadcast": "run.split",
+    "fit": "run.fit",
     "make_parallel": "run.parallel",
     "parallel": "run.parallel",
     "placement": "hardware.placement",

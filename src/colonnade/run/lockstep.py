@@ -1,10 +1,12 @@
 """Training in lockstep: every step, all replicas compute, and the model moves once."""
 
+import gc
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -52,13 +54,15 @@ class Lockstep:
         *,
         mode: str,
         penalty: Callable[[], Any] | None,
-        on_nan: str,
-        order: Order | None = None,
+        on_nan: str | None,
+        order: Order,
+        trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None,
     ) -> None:
         self.devices = tuple(devices)
         self.optimizer = optimizer
         self._loss, self._penalty, self._mode, self._on_nan = loss, penalty, mode, on_nan
         self._order = order
+        self._trainable = trainable
         self._objectives: dict[Hashable, Objective] = {}
         self._updates: dict[Hashable, Any] = {}
         self._penalty_trace: Any = None
@@ -109,7 +113,9 @@ class Lockstep:
     def _cached(self, part: Arguments, voice: Voice | None) -> Objective:
         key = (part.key(), voice)
         if key not in self._objectives:
-            self._objectives[key] = Objective(self._loss, part, self.optimizer.scale_loss, voice)
+            self._objectives[key] = Objective(
+                self._loss, part, self.optimizer.scale_loss, voice, self._trainable or not_frozen
+            )
         return self._objectives[key]
 
     def step(self, batch: Arguments) -> Outcome:
@@ -125,9 +131,7 @@ class Lockstep:
             leaves = objective.on(self.devices[i], part.components(), bindings, replica=i)
             shares.append(objective.pack(leaves))
             calls += [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-        order = (
-            self._order if self._order is not None and len(counts) == len(self.devices) else star(len(counts))
-        )
+        order = self._order if len(counts) == len(self.devices) else star(len(counts))
         gradients = reduce([s.gradients for s in shares], self.devices[: len(counts)], order)
         loss, metrics, weight = _summed(shares)
         if weight is not None:
@@ -159,6 +163,8 @@ class Lockstep:
 
     def _apply(self, gradients: list[Any], shares: Sequence[Share], losses: Any, order: Order) -> Any:
         """Update parameters and states, unless something is not finite."""
+        if self._on_nan is None:
+            return self._written(gradients, len(shares), order, 0)
         health = tf.stack([share.health for share in shares])
         scaled = hasattr(self.optimizer, "dynamic_scale")  # loss scaling looks for infinities itself
         watched = losses if scaled else tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
@@ -254,6 +260,17 @@ def _owners(
     for slot in slots:
         owners.setdefault(slot.ref(), 0)
     return owners
+
+
+def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Without the variables of Keras layers that were set to `trainable = False`.
+
+    A tf.Variable does not know of that; only the Keras variable around it does, and nothing leads
+    from the one to the other, so all Keras variables of the process are looked at.
+    """
+    known = [v for v in gc.get_objects() if issubclass(type(v), keras.Variable)]
+    frozen = {v.value.ref() for v in known if not v.trainable}
+    return [variable for variable in used if variable.ref() not in frozen]
 
 
 def _penalty_trace(penalty: Callable[[], Any], parameters: Sequence[tf.Variable]) -> Any:

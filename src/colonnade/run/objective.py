@@ -5,7 +5,7 @@ A loss function returns one loss per example, or a scalar that is the mean of it
 gradient is that of the weighted mean over the global batch, for any split of that batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.split import Arguments, is_tensor
-from colonnade.run.trace import Traced, tensor_leaves, unconverted
+from colonnade.run.trace import Traced, Voice, tensor_leaves, unconverted
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,14 @@ class Objective(Traced):
     """
 
     def __init__(
-        self, loss: Callable[..., Any], arguments: Arguments, scale_loss: Callable[[Any], Any], voice: Any
-    ):
-        self._scale_loss = scale_loss
+        self,
+        loss: Callable[..., Any],
+        arguments: Arguments,
+        scale_loss: Callable[[Any], Any],
+        voice: Voice | None = None,
+        trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = list,
+    ) -> None:
+        self._scale_loss, self._trainable = scale_loss, trainable
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
@@ -81,7 +86,7 @@ class Objective(Traced):
         return share, self._scale_loss(share.loss)
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any) -> Share:
-        self.parameters = list(tape.watched_variables())
+        self.parameters = list(self._trainable(tape.watched_variables()))
         gradients = tape.gradient(differentiated, self.parameters)
         return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, _health(gradients))
 

@@ -1,0 +1,151 @@
+"""For Keras users: `cn.fit(model, ...)` in place of `model.fit(...)`.
+
+Keras keeps everything around the step: epochs, shuffling, callbacks, validation, history. Only the
+step itself, which Keras asks `model.train_function` for, is Colonnade's.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import Problem, check
+from colonnade.hardware import devices as hardware
+from colonnade.run.lockstep import Lockstep
+from colonnade.run.parallel import Devices
+from colonnade.run.reduce import order_for
+from colonnade.run.residence import MODES
+from colonnade.run.split import Arguments
+
+# With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
+EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
+
+
+def fit(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    *,
+    devices: Devices = None,
+    variables: str = "auto",
+    **arguments: Any,
+) -> Any:
+    """Train a compiled Keras model on several devices; everything else is `model.fit`.
+
+    Metrics and the loss are those of the whole batch, and a model's own losses (regularisers) count
+    once. Validation runs on one device.
+
+    Args:
+        model: a compiled model.
+        x, y: what `model.fit` takes: arrays, tensors, a dataset.
+        devices: how many devices, or which; all by default.
+        variables: where variables live, as for `cn.Trainer`.
+        **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
+
+    Returns:
+        Keras's `History`.
+
+    Example:
+        >>> import colonnade as cn, keras
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> history = cn.fit(model, tf.ones([8, 2]), tf.ones([8, 1]), devices=2, epochs=2, verbose=0)
+        >>> len(history.history["loss"])
+        2
+    """
+    check("fit()", _problems(model, variables))
+    step = _Step(model, hardware.resolve(devices, "fit()"), variables)
+    model.train_function = step
+    try:
+        return model.fit(x, y, **arguments)
+    finally:
+        model.train_function = None
+
+
+class _Step:
+    """What Keras calls for every batch: one synchronous step on all devices."""
+
+    def __init__(self, model: keras.Model, devices: tuple[str, ...], variables: str) -> None:
+        self._model = model
+        self._takes_training = "training" in inspect.signature(model.call).parameters
+        self._engine = Lockstep(
+            self._loss,
+            model.optimizer,
+            devices,
+            mode=variables if variables != "auto" else hardware.preferred_variables(devices),
+            penalty=None,
+            on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
+            order=order_for(devices),
+            trainable=self._trained,
+        )
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, iterator: Any) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        for _ in range(self._model.steps_per_execution):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(next(iterator))
+            arguments = Arguments((x, y, weight), {}, ("x", "y", "sample_weight"))
+            key = arguments.key()
+            if key not in self._compiled:
+                self._compiled[key] = self._compile(arguments)
+            if self._engine.residence is not None:
+                self._engine.residence.enter()
+            logs = self._compiled[key](*arguments.components())
+            if self._engine.residence is not None:
+                self._engine.residence.leave()
+        return logs
+
+    def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
+        prediction = self._model(x, training=True) if self._takes_training else self._model(x)
+        loss = self._model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=True)
+        return loss, {}, prediction
+
+    def _trained(self, used: Sequence[tf.Variable]) -> list[tf.Variable]:
+        trained = {variable.value.ref() for variable in self._model.trainable_variables}
+        return [variable for variable in used if variable.ref() in trained]
+
+    def _compile(self, arguments: Arguments) -> Any:
+        self._engine.prepare(arguments)
+        model, rows = self._model, arguments.size("fit()")
+
+        @tf.autograph.experimental.do_not_convert
+        def step(*components: Any) -> Any:
+            batch = arguments.with_components(components)
+            found = self._engine.step(batch)
+            prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found.outputs)
+            (x, y, weight), _ = batch.unpack(components)
+            tracker = next(metric for metric in model.metrics if metric.name == "loss")
+            tracker.update_state(found.loss, sample_weight=rows)
+            return model.compute_metrics(x, y, prediction, sample_weight=weight)
+
+        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        return tf.function(step, autograph=False).get_concrete_function(*specs)
+
+
+def _problems(model: Any, variables: Any) -> Iterator[Problem]:
+    if variables not in ("auto", *MODES):
+        yield Problem("variables", variables, f"must be one of auto, {', '.join(MODES)}", "Leave it out")
+    if not isinstance(model, keras.Model):
+        yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
+        return
+    if not model.compiled or model.optimizer is None:
+        yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
+        return
+    for name in ("train_step", "make_train_function"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            rule = f"has a {name} of its own, which is written for one device"
+            yield Problem("model", model.name, rule, "Put its loss into a function for cn.Trainer")
+    if model.run_eagerly:
+        yield Problem("model", model.name, "is compiled with run_eagerly=True", "Compile it without")
+    for loss in tf.nest.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in EXACT_REDUCTIONS:
+            rule = f"has reduction={reduction!r}, which is not the mean of the slices' losses"
+            fix = "Use sum_over_batch_size, or cn.Trainer with cn.Weighted"
+            yield Problem("loss", getattr(loss, "name", loss), rule, fix)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
+            rule = "masks parts of examples, so slices with more masked count too much"
+            yield Problem("model", layer.name, rule, "Use cn.Trainer with cn.Weighted(losses, mask)")
