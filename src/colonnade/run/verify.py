@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from colonnade.hardware import devices as hardware
+from colonnade.run.join import check_join
 from colonnade.run.parallel import Devices, Parallel
 from colonnade.run.split import Arguments, flatten, is_tensor, parameter_names, sizes
 
@@ -115,6 +116,7 @@ def verify(
         >>> cn.verify(lambda x: x - tf.reduce_mean(x), tf.random.normal([9, 2]), devices=4).causes[0]
         'statistics'
     """
+    check_join(join, "verify()")
     chosen = hardware.resolve(devices, "verify()")
     experiment = _Experiment(fn, Arguments(args, kwargs, parameter_names(fn)), chosen, join)
     with experiment.state_kept():
