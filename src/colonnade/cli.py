@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -52,6 +53,29 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         print(json.dumps(machine.facts(detect()), indent=2))
     else:
         Console().print(machine.table(detect()))
+
+
+@app.command()
+def verify(
+    function: Annotated[str, typer.Argument(help="module:function, from the current directory.")],
+    devices: Annotated[int, typer.Option(min=1, help="How many devices; virtual ones without cards.")] = 2,
+    join: Annotated[
+        str, typer.Option(help="For outputs without a batch dim: mean, sum or stack.")
+    ] = "concat",
+    example: Annotated[
+        str | None,
+        typer.Option(help="The example batch in the module; <function>_example by default.", metavar="NAME"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare a function on several devices with one; exit code 0 when equal, 1 when not."""
+    # What the module prints is no part of the JSON.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        from colonnade.run.load import verify_by_name
+
+        report = verify_by_name(function, devices=devices, join=join, example=example)
+    print(report.to_json() if as_json else report)
+    raise typer.Exit(0 if report else 1)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ in which floats are added, and that much is rounding. A cause is never guessed: 
 device that shows it or does not.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +71,15 @@ class Report:
     def causes(self) -> tuple[str, ...]:
         """Why it is not the same function: keys of `CAUSES`."""
         return tuple(dict.fromkeys(row.cause for row in self.rows if row.cause))
+
+    def to_json(self) -> str:
+        """The report as JSON; an infinite difference (another shape, a missing value) is null."""
+        rows = [
+            {**asdict(row), "difference": row.difference if np.isfinite(row.difference) else None}
+            for row in self.rows
+        ]
+        facts = {"equal": bool(self), "causes": self.causes, "devices": self.devices, "rows": rows}
+        return json.dumps(facts, indent=2)
 
     def __str__(self) -> str:
         table = Table(title=f"{len(self.devices)} devices against one", title_justify="left")
