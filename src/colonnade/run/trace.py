@@ -264,8 +264,6 @@ _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, tracebac
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file belongs to neither TensorFlow, Keras, the standard library nor Colonnade."""
-    here = str(Path(__file__).parent.parent)
-    return not (
-        filename.startswith((here, "<")) or "site-packages" in filename or filename.startswith(_LIBRARIES)
-    )
+    """Whether a file belongs to neither TensorFlow, Keras, AutoGraph, the standard library nor Colonnade."""
+    ours = (str(Path(__file__).parent.parent), "<", *_LIBRARIES)
+    return not (filename.startswith(ours) or "site-packages" in filename or "__autograph_" in filename)
