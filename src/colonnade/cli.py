@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -171,6 +172,29 @@ def show_leases(
     from colonnade.show.leases import show
 
     show(Console(), leases, as_json=as_json, watch=watch)
+
+
+@app.command()
+def verify(
+    function: Annotated[str, typer.Argument(help="module:function, from the current directory.")],
+    devices: Annotated[int, typer.Option(min=1, help="How many devices; virtual ones without cards.")] = 2,
+    join: Annotated[
+        str, typer.Option(help="For outputs without a batch dim: mean, sum or stack.")
+    ] = "concat",
+    example: Annotated[
+        str | None,
+        typer.Option(help="The example batch in the module; <function>_example by default.", metavar="NAME"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare a function on several devices with one; exit code 0 when equal, 1 when not."""
+    # What the module prints is no part of the JSON.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        from colonnade.run.load import verify_by_name
+
+        report = verify_by_name(function, devices=devices, join=join, example=example)
+    print(report.to_json() if as_json else report)
+    raise typer.Exit(0 if report else 1)
 
 
 def main() -> None:

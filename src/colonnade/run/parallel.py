@@ -11,7 +11,7 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
-from colonnade.run.join import JOINS, join_leaf
+from colonnade.run.join import check_join, join_leaf
 from colonnade.run.split import Arguments, is_tensor, parameter_names, sizes
 from colonnade.run.trace import Traced, Voice
 
@@ -221,9 +221,7 @@ def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, j
         >>> float(loss(tf.constant([1.0, 2.0, 6.0])))
         3.0
     """
-    if join not in JOINS:
-        rule = f"must be one of {', '.join(JOINS)}"
-        raise InvalidArgument("parallel()", [Problem("join", join, rule, "Leave it out to concatenate")])
+    check_join(join, "parallel()")
     if fn is None:
         return functools.partial(parallel, devices=devices, join=join)
     if not callable(fn):

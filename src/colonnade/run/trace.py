@@ -235,7 +235,7 @@ class Traced:
             node = node.rpartition("/")[0]
         if not node:
             return None
-        frames = [frame for frame in graph.get_operation_by_name(node).traceback if _is_users(frame.filename)]
+        frames = [frame for frame in graph.get_operation_by_name(node).traceback if is_users(frame.filename)]
         if not frames:
             return None
         file, number = frames[-1].filename, frames[-1].lineno
@@ -288,9 +288,7 @@ def _name(fn: Callable[..., Any]) -> str:
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, traceback) if module.__file__)
 
 
-def _is_users(filename: str) -> bool:
-    """Whether a file belongs to neither TensorFlow, Keras, the standard library nor Colonnade."""
-    here = str(Path(__file__).parent.parent)
-    return not (
-        filename.startswith((here, "<")) or "site-packages" in filename or filename.startswith(_LIBRARIES)
-    )
+def is_users(filename: str) -> bool:
+    """Whether a file belongs to neither TensorFlow, Keras, AutoGraph, the standard library nor Colonnade."""
+    ours = (str(Path(__file__).parent.parent), "<", *_LIBRARIES)
+    return not (filename.startswith(ours) or "site-packages" in filename or "__autograph_" in filename)
