@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.placement import short
+from colonnade.run.exchange import Exchange
 from colonnade.run.graph import Capture, captures, nodes
 from colonnade.run.split import Arguments, flatten, is_tensor, pack
 
@@ -78,7 +79,8 @@ class Traced:
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
-        flat = self._flat(fn, arguments, outputs)
+        exchange = Exchange()
+        flat = exchange.around(self._flat(fn, arguments, outputs))
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         with voice.speaking() if voice else nullcontext():
             function = tf.function(voice.of(flat) if voice else flat)
@@ -87,6 +89,7 @@ class Traced:
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self._types = [output.dtype for output in self.concrete.outputs]
         self.captures = captures(self.concrete)
+        self.marks = exchange.marks(self.concrete.graph)  # names of ops that stand for sums over replicas
         self._refuse_iterators(fn)
 
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
@@ -157,22 +160,27 @@ class Traced:
             flat = self._differentiable(device, components, name)
         else:
             with tf.device(device), tf.name_scope(name):
-                flat = self._rebound(components, variables)
-        tensors = iter(
-            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
-        )
-        return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
+                flat = tf.raw_ops.StatefulPartitionedCall(
+                    args=self.bound(components, variables), Tout=self._types, f=self.concrete
+                )
+        return self.leaves(flat)
 
-    def _rebound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
+    def bound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
+        """All inputs of the concrete function, with other handles for its variables."""
         handles = [
             variables.get(capture.variable.ref(), capture.tensor)
             if capture.variable is not None
             else capture.tensor
             for capture in self.captures
         ]
-        return tf.raw_ops.StatefulPartitionedCall(
-            args=[*components, *handles], Tout=self._types, f=self.concrete
+        return [*components, *handles]
+
+    def leaves(self, flat: Sequence[Any]) -> list[Any]:
+        """The leaves of the result, from the outputs of the concrete function."""
+        tensors = iter(
+            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
         )
+        return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
 
     def _differentiable(self, device: str, components: Sequence[Any], name: str) -> list[Any]:
         """The call with a gradient that runs on the same device.
