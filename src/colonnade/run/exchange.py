@@ -7,6 +7,7 @@ replica the marks stay as they are, because the sum is the value.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -31,11 +32,19 @@ class Exchange(tf.distribute.ReplicaContext):
     def around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` with this context around it; TensorFlow keeps the context with the graph of the trace."""
 
-        def exchanging(*components: Any) -> Any:
+        def exchanging(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return fn(*components)
+                return fn(*args, **kwargs)
 
         return exchanging
+
+    def around_gradient(self) -> AbstractContextManager[Any]:
+        """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.
+
+        Only where there are marks, because the gradient of a function that was traced in the default
+        context insists on that one.
+        """
+        return self if self.marks(tf.compat.v1.get_default_graph()) else nullcontext()
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:

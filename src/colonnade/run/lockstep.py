@@ -171,7 +171,7 @@ class Lockstep:
         watched = losses if scaled else tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
         healthy = tf.reduce_all(tf.math.is_finite(watched))
         if self._on_nan == "skip":
-            return tf.cond(healthy, lambda: self._written(gradients, len(shares), order, 0), lambda: 1)
+            return tf.cond(healthy, lambda: self._written(gradients, len(shares), order, 0), self._left_out)
         said = [NOT_FINITE, tf.convert_to_tensor(self.optimizer.iterations), tf.shape(watched), watched]
         with tf.control_dependencies([tf.debugging.Assert(healthy, said, summarize=-1)]):
             return self._written(gradients, len(shares), order, 0)
@@ -195,6 +195,11 @@ class Lockstep:
         ops += self.residence.settle_states(num_active)
         with tf.control_dependencies(ops):
             return tf.constant(value)
+
+    def _left_out(self) -> Any:
+        assert self.residence is not None
+        with tf.control_dependencies(self.residence.forget_states()):
+            return tf.constant(1)
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         """If the guard of the update spoke: which device, step and variable; else the error as it is."""

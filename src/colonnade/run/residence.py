@@ -137,6 +137,11 @@ class Residence:
                 ops.append(state.original.assign(state.copies[0].read_value()))
         return ops
 
+    def forget_states(self) -> list[Any]:
+        """Ops that undo what the replicas made of averaged states: a step without an update."""
+        averaged = [state for state in self.states.values() if state.averaged]
+        return [copy.assign(state.original) for state in averaged for copy in state.copies]
+
 
 def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
     """A variable with the same value on another device."""

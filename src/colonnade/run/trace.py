@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware.placement import short
 from colonnade.run.exchange import Exchange
 from colonnade.run.graph import Capture, captures, nodes
@@ -79,17 +79,18 @@ class Traced:
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
-        exchange = Exchange()
-        flat = exchange.around(self._flat(fn, arguments, outputs))
+        self._exchange = Exchange()
+        flat = self._flat(self._exchange.around(fn), arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        with voice.speaking() if voice else nullcontext():
+        with voice.speaking() if voice else nullcontext(), _plain_errors():
             function = tf.function(voice.of(flat) if voice else flat)
             self.concrete = function.get_concrete_function(*specs)
         self.structure = outputs[-1]
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self._types = [output.dtype for output in self.concrete.outputs]
         self.captures = captures(self.concrete)
-        self.marks = exchange.marks(self.concrete.graph)  # names of ops that stand for sums over replicas
+        # The ops that stand for sums over the replicas.
+        self.marks = self._exchange.marks(self.concrete.graph)
         self._refuse_iterators(fn)
 
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
@@ -267,6 +268,17 @@ def tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
 def unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Keep AutoGraph, which is for the user's code, out of ours: it takes seconds."""
     return tf.autograph.experimental.do_not_convert(fn)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Let our own errors out: AutoGraph puts what is raised in a trace into an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__context__, ColonnadeError):
+            raise error.__context__.with_traceback(None) from None
+        raise
 
 
 def _name(fn: Callable[..., Any]) -> str:
