@@ -267,6 +267,38 @@ def test_layers_that_are_called_again_for_the_gradient():
     assert_same(found[1], found[0])
 
 
+def test_between_embedding_loop_and_prints(capfd):
+    """Sparse gradients, a loop whose tensors are needed by its gradient, a trace for each replica."""
+    found = []
+    for devices, synchronized in ((1, False), (3, True)):
+        keras.utils.set_random_seed(7)
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input([6], dtype="int32"),
+                layers.Embedding(11, 4),
+                norm(synchronized=synchronized),
+                layers.LSTM(3),
+                norm(synchronized=synchronized),
+                layers.Dense(1),
+            ]
+        )
+
+        def loss(x, y, model=model):
+            tf.print("rows", tf.shape(x)[0])
+            return tf.squeeze((model(x, training=True) - y) ** 2, axis=1)
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=devices)
+        rng = np.random.default_rng(0)
+        losses = []
+        for _ in range(3):
+            x, y = rng.integers(0, 11, [13, 6]), rng.normal(size=[13, 1]).astype("float32")
+            losses.append(trainer.train_on_batch(x, y).loss)
+        found.append((losses, values(model)))
+    assert_same(found[1], found[0])
+    assert capfd.readouterr().err.count("[CPU:2] rows 4") == 3
+
+
 def test_a_model_that_is_built_by_the_first_call():
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.layers.Dense(3), norm(), keras.layers.Dense(1)])
