@@ -34,8 +34,8 @@ def checksum(array: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-def all_reduce(devices: Sequence[str]) -> Any:
-    """A function from a tensor per device to their sum on every device."""
+def all_reduce(devices: Sequence[str], key: int) -> Any:
+    """A function from a tensor per device to their sum on every device; one `key` for one shape."""
     tokens = []
     for device in devices:
         with tf.device(device):
@@ -51,7 +51,7 @@ def all_reduce(devices: Sequence[str]) -> Any:
                         input=tensor,
                         group_size=len(devices),
                         group_key=1,
-                        instance_key=1,
+                        instance_key=key,
                         # With one token for all, TensorFlow would run the replicas one after the
                         # other, and the first would wait for the second for ever.
                         ordering_token=[token.handle],
@@ -77,10 +77,9 @@ def main() -> None:
     count = int(sys.argv[1])
     cards = hardware.visible_cards()
     devices = hardware.setup(devices=count, growth=True) if cards else hardware.setup(virtual=count)
-    summed = all_reduce(devices)
     said = []
-    for size in SIZES:
-        tensors = []
+    for key, size in enumerate(SIZES):
+        summed, tensors = all_reduce(devices, key), []
         for i, device in enumerate(devices):
             with tf.device(device):
                 tensors.append(tf.constant(numbers(i, size)))

@@ -17,6 +17,8 @@ from colonnade.hardware.cards import Card, Machine, detect
 MIB = 2**20
 # CUDA's context and libraries take memory that TensorFlow's limit does not cover (MiB).
 OVERHEAD = 1024
+# A smaller limit (MiB) would be lost in that.
+SMALLEST = 128
 # What is tried, as parts of the limit: this much must fit, and this much more must not.
 FITS, TOO_MUCH = 0.75, 0.5
 

@@ -72,7 +72,7 @@ def split(devices: tuple[str, ...]) -> Verdict:
 
 def gradients(devices: tuple[str, ...]) -> Verdict:
     """Outputs of a network, and the gradients of its input and variables, by a tape around the call."""
-    model, x = network("float32"), images(4 * len(devices) + 3)
+    model, x = network("float32"), images(2 * len(devices) + 1)
     weights = np.random.default_rng(6).normal(size=[len(x), 4]).astype("float32")
     sources = [variable.value for variable in model.trainable_variables]
 
@@ -127,7 +127,7 @@ def mixed_precision(devices: tuple[str, ...]) -> Verdict:
 def inputs(devices: tuple[str, ...]) -> Verdict:
     """Whole numbers and strings, which live in the memory of the host, through a call and a training."""
     rng = np.random.default_rng(3)
-    rows = 3 * len(devices) + 2
+    rows = 3 * len(devices) + 1
     ids = rng.integers(0, 7, [STEPS, rows]).astype("int32")
     words = np.asarray([[f"word {number}" for number in row] for row in rng.integers(0, 99, [STEPS, rows])])
     labels = rng.integers(0, 4, [STEPS, rows]).astype("int32")
@@ -202,7 +202,7 @@ HALVES = {"float16": scaled, "bfloat16": clipped}
 
 def trained(devices: tuple[str, ...], mode: str, dtype: str, optimizer: Callable[[], Any]) -> reference.Gap:
     """The network trained on N devices against one, on batches that do not divide evenly."""
-    rows = 4 * len(devices) + 3
+    rows = 2 * len(devices) + 1
     labels = np.random.default_rng(2).integers(0, 4, STEPS * rows).astype("int32")
     batches = list(zip(np.split(images(STEPS * rows), STEPS), np.split(labels, STEPS), strict=True))
 

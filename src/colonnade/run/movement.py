@@ -70,7 +70,8 @@ def copies(devices: tuple[str, ...]) -> Verdict:
     """What arrives on each device from each other one, by checksum; and how fast, between cards."""
     cards = hardware.are_cards(devices)
     size = COPIED_ON_CARDS if cards else COPIED
-    sent = np.random.default_rng(5).integers(0, 256, size, dtype="uint8")
+    # Random bits in floats, whose copies stay on cards; whole numbers may be kept in the host's memory.
+    sent = np.random.default_rng(5).integers(0, 256, size, dtype="uint8").view("float32")
     expected = collective.checksum(sent)
     wrong, speeds = [], {}
     for source, target in itertools.permutations(devices, 2):
@@ -100,7 +101,7 @@ def _copier(source: str, target: str) -> Any:
 
 
 def _bandwidth(copy: Any, held: Any, size: int, rounds: int = 5) -> float:
-    """Bytes per second; reading one byte of the last copy waits for all of them."""
+    """Bytes per second; reading one number of the last copy waits for all of them."""
     start = time.perf_counter()
     for _ in range(rounds):
         arrived = copy(held)
@@ -152,7 +153,10 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
         return Verdict(None, "there is no card; TensorFlow refuses a memory limit on CPU devices")
     if cards[0].mig:
         return Verdict(None, "the driver does not tell what is taken of a MIG instance")
-    answer = ask(limit.__name__, str(limit.limit_for(cards[0])), seconds=PATIENCE)
+    allowed = limit.limit_for(cards[0])
+    if allowed < limit.SMALLEST:
+        return Verdict(None, f"the card has too little free memory to try a limit: {2 * allowed} MiB")
+    answer = ask(limit.__name__, str(allowed), seconds=PATIENCE)
     if answer.trouble:
         return Verdict(False, answer.trouble)
     measured = limit.Measured(**answer.said)
