@@ -78,8 +78,9 @@ def start(count: int | None = None) -> tuple[str, ...]:
     if len(cards) > 1:
         return hardware.setup(devices=count, growth=True)
     if cards:
-        return hardware.setup(virtual=count or PARTS, growth=True)
-    return hardware.setup(virtual=count or leased(Request(), os.environ).virtual or VIRTUAL)
+        return hardware.setup(virtual=PARTS if count is None else count, growth=True)
+    leased_or_some = leased(Request(), os.environ).virtual or VIRTUAL
+    return hardware.setup(virtual=leased_or_some if count is None else count)
 
 
 def examine(devices: Sequence[str], checks: Sequence[Check] = CHECKS) -> Iterator[Result]:
