@@ -16,6 +16,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from colonnade.describe.topology import Topology
 from colonnade.hardware import collective, limit, watchdog
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card, Machine, Process
@@ -253,12 +254,19 @@ def test_copies_fail_for_one_bit_between_one_pair(monkeypatch):
     assert fails("copies").endswith("other bytes arrived: CPU:2 to CPU:1")
 
 
-def test_bandwidth_is_measured_between_cards(monkeypatch):
+def test_bandwidth_is_measured_between_cards_and_put_beside_the_link(monkeypatch):
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
+    monkeypatch.setattr(hardware, "topology", lambda: Topology.groups([[0, 1], [2]], near="PIX"))
     monkeypatch.setattr(movement, "COPIED_ON_CARDS", 2**10)
     result = outcome("copies")
-    assert len(result.figures["GB/s"]) == 6
-    assert all(speed >= 0 for speed in result.figures["GB/s"].values())
+    figures = result.figures["bandwidth"]
+    assert len(figures) == 6
+    assert all(figure["GB/s"] >= 0 for figure in figures.values())
+    assert figures["CPU:1 to CPU:0"] == {**figures["CPU:1 to CPU:0"], "link": "PIX", "published GB/s": 12.0}
+    assert figures["CPU:2 to CPU:0"]["link"] == "SYS, no peer access"
+    # TensorFlow may give one device's parts an unlimited link; JSON has no word for that.
+    monkeypatch.setattr(hardware, "topology", lambda: Topology.uniform(3))
+    assert json.dumps(bundle.bundle(DEVICES, [outcome("copies")]), allow_nan=False)
 
 
 # Placed adds against a collective: the code that cards run, with TensorFlow's own ring in NCCL's place.
@@ -514,8 +522,11 @@ def test_the_bundle_holds_the_cards_without_their_uuids(monkeypatch):
 def test_the_table():
     from rich.console import Console
 
+    speed = {"GB/s": 11.5, "link": "PIX", "published GB/s": 12.0}
     results = [
-        Result("first", "one with two", "nothing", "passed", "all well", 0.1, {"GB/s": {"a to b": 11.5}}),
+        Result(
+            "first", "one with two", "nothing", "passed", "all well", 0.1, {"bandwidth": {"a to b": speed}}
+        ),
         Result("second", "two with one", "a little", "failed", "not well", 0.2, {}),
         Result("third", "one with one", "nothing", "not applicable", "no card", 0.0, {}),
     ]
@@ -524,7 +535,7 @@ def test_the_table():
         console.print(report(results))
     shown = text.get()
     assert re.search(r"passed +first +0\.1 s +all well", shown)
-    assert "a to b: 11.5 GB/s" in shown
+    assert "a to b: 11.5 GB/s (PIX: 12.0 published)" in shown
     assert re.search(r"FAILED +second .*\n +compares: two with one *\n +allowed: +a little", shown)
     assert "1 passed, 1 failed, 1 not applicable. Please report it" in shown
 

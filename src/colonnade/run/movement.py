@@ -73,23 +73,31 @@ def copies(devices: tuple[str, ...]) -> Verdict:
     # Random bits in floats, whose copies stay on cards; whole numbers may be kept in the host's memory.
     sent = np.random.default_rng(5).integers(0, 256, size, dtype="uint8").view("float32")
     expected = collective.checksum(sent)
+    places = [hardware.names().index(device) for device in devices]
+    links = hardware.topology().select(places) if cards else None
     wrong, speeds = [], {}
-    for source, target in itertools.permutations(devices, 2):
+    for (i, source), (j, target) in itertools.permutations(enumerate(devices), 2):
         with tf.device(source):
             held = tf.identity(tf.constant(sent))
         copy = _copier(source, target).get_concrete_function(held)
         pair = f"{short(source)} to {short(target)}"
         if collective.checksum(copy(held).numpy()) != expected:
             wrong.append(pair)
-        elif cards:
-            speeds[pair] = round(_bandwidth(copy, held, size) / 1e9, 2)
+        elif links is not None:
+            link = links.link(i, j)
+            label = link.kind if link.peer else f"{link.kind}, no peer access"
+            speeds[pair] = {
+                "GB/s": round(_bandwidth(copy, held, size) / 1e9, 2),
+                "link": label,
+                "published GB/s": round(link.bandwidth / 1e9, 2),
+            }
     pairs = f"{len(devices) * (len(devices) - 1)} pairs, {size / 2**20:g} MiB each"
     if wrong:
         return Verdict(False, f"{pairs}; other bytes arrived: {', '.join(wrong)}")
     if not speeds:
         return Verdict(True, f"{pairs}; no bandwidth: these devices share one memory")
-    span = f"{min(speeds.values())} to {max(speeds.values())} GB/s"
-    return Verdict(True, f"{pairs}; {span}", {"GB/s": speeds})
+    measured = [speed["GB/s"] for speed in speeds.values()]
+    return Verdict(True, f"{pairs}; {min(measured)} to {max(measured)} GB/s", {"bandwidth": speeds})
 
 
 def _copier(source: str, target: str) -> Any:

@@ -24,9 +24,9 @@ def report(results: Sequence[Result]) -> RenderableType:
         if result.state == "failed":
             what.append(f"\ncompares: {result.compares}", "dim")
             what.append(f"\nallowed:  {result.tolerance}", "dim")
-        for name, row in result.figures.items():
-            if isinstance(row, dict) and name == "GB/s":
-                what.append("".join(f"\n{pair}: {speed} GB/s" for pair, speed in row.items()), "dim")
+        for pair, speed in result.figures.get("bandwidth", {}).items():
+            label = f"{speed['link']}: {speed['published GB/s']} published"
+            what.append(f"\n{pair}: {speed['GB/s']} GB/s ({label})", "dim")
         table.add_row(Text(mark, colour), result.check, f"{result.seconds:.1f} s", what)
     count = {state: sum(result.state == state for result in results) for state in MARKS}
     end = f"{count['passed']} passed, {count['failed']} failed, {count['not applicable']} not applicable."
