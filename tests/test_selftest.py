@@ -264,7 +264,7 @@ def test_bandwidth_is_measured_between_cards_and_put_beside_the_link(monkeypatch
     assert all(figure["GB/s"] >= 0 for figure in figures.values())
     assert figures["CPU:1 to CPU:0"] == {**figures["CPU:1 to CPU:0"], "link": "PIX", "published GB/s": 12.0}
     assert figures["CPU:2 to CPU:0"]["link"] == "SYS, no peer access"
-    # TensorFlow may give one device's parts an unlimited link; JSON has no word for that.
+    # The parts of one card have an unlimited link, and JSON has no word for that.
     monkeypatch.setattr(hardware, "topology", lambda: Topology.uniform(3))
     assert json.dumps(bundle.bundle(DEVICES, [outcome("copies")]), allow_nan=False)
 

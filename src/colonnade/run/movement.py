@@ -75,7 +75,8 @@ def copies(devices: tuple[str, ...]) -> Verdict:
     expected = collective.checksum(sent)
     places = [hardware.names().index(device) for device in devices]
     links = hardware.topology().select(places) if cards else None
-    wrong, speeds = [], {}
+    wrong: list[str] = []
+    speeds: dict[str, dict[str, Any]] = {}
     for (i, source), (j, target) in itertools.permutations(enumerate(devices), 2):
         with tf.device(source):
             held = tf.identity(tf.constant(sent))
