@@ -95,6 +95,43 @@ def test_doctor_of_a_recorded_machine():
     assert "ask linus about 31337" in done.stdout
 
 
+def test_selftest(tmp_path):
+    from colonnade.run.selftest import CHECKS
+
+    done = run([COMMAND, "selftest", "--devices", "2", "--bundle", str(tmp_path / "bundle.json")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"passed +set-up .* 2 devices: CPU:0, CPU:1", done.stdout)
+    assert "11 passed, 0 failed, 2 not applicable." in done.stdout
+    assert "WARNING" not in done.stderr
+    written = json.loads((tmp_path / "bundle.json").read_text())
+    assert [result["check"] for result in written["results"]] == [check.name for check in CHECKS]
+    assert written["versions"]["colonnade"] == cn.__version__
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("passed", 0)])
+def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, code):
+    from typer.testing import CliRunner
+
+    from colonnade.cli import app
+    from colonnade.run import selftest
+    from colonnade.run.check import Result
+
+    result = Result("a", "b", "c", state, "d", 0.1, {})
+    monkeypatch.setattr(selftest, "examine", lambda devices: iter([result]))
+    done = CliRunner().invoke(app, ["selftest", "--json", "--bundle", str(tmp_path / "bundle.json")])
+    assert done.exit_code == code
+    assert json.loads(done.stdout)["results"][0]["state"] == state
+    assert json.loads(done.stdout) == json.loads((tmp_path / "bundle.json").read_text())
+
+
+def test_a_bad_selftest_is_one_message_and_exit_code_2(tmp_path):
+    for options in (["--bundle", str(tmp_path / "missing" / "x.json")], ["--devices", "0"]):
+        done = run([COMMAND, "selftest", *options])
+        assert done.returncode == 2
+        assert "cannot work with" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_commands_that_look_at_cards_need_no_tensorflow():
     program = (
         "import sys; from colonnade.cli import app; app(['devices'], standalone_mode=False);"
@@ -104,11 +141,20 @@ def test_commands_that_look_at_cards_need_no_tensorflow():
 
 
 PAGE = (ROOT / "docs" / "machine.md").read_text()
+README = (ROOT / "README.md").read_text()
+SCREENS = re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE + README, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "shown", re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE, re.DOTALL)
-)
+def test_the_documentation_lists_every_check():
+    from colonnade.run.selftest import CHECKS
+
+    (listed,) = re.findall(r"## `colonnade selftest`(.*?)\n## ", PAGE, re.DOTALL)
+    assert re.findall(r"^ (?:passed|n/a) +(.*?)  +\d+\.\d s", listed, re.M) == [
+        check.name for check in CHECKS
+    ]
+
+
+@pytest.mark.parametrize("shown", SCREENS)
 def test_screens_in_the_documentation(shown):
     command, _, screen = shown.partition("\n")
     out = run([COMMAND, *command.split()[1:]]).stdout.strip("\n")
