@@ -92,7 +92,9 @@ def test_05_clones():
         first, end = last(text, r"loss ([\d.]+), after 10 steps ([\d.]+)")
         assert end < first / 5
         for moving, data in re.findall(r"(?:mean|variance) +\[(.*?)\] of the data \[(.*?)\]", text):
-            np.testing.assert_allclose(np.fromstring(moving, sep=" "), np.fromstring(data, sep=" "), atol=2e-4)
+            np.testing.assert_allclose(
+                np.fromstring(moving, sep=" "), np.fromstring(data, sep=" "), atol=2e-4
+            )
     losses = [last(text, r"loss ([\d.]+), after 10 steps ([\d.]+)") for text in outputs]
     np.testing.assert_allclose(*losses, atol=2e-4)
 
