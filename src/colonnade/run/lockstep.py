@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.objective import Objective, Share
-from colonnade.run.reduce import Order, reduce, spread, star
+from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
 from colonnade.run.residence import Residence
 from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
@@ -137,7 +137,8 @@ class Lockstep:
         results = together(traces, self.devices[: len(counts)], components, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         calls = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
-        gradients = reduce([s.gradients for s in shares], self.devices[: len(counts)], order)
+        working = self.devices[: len(counts)]
+        gradients = reduce([s.gradients for s in shares], working, order, bucket_bytes=bucket_for(working))
         loss, metrics, weight = _summed(shares)
         if weight is not None:
             gradients = [g if g is None else _divided(g, weight) for g in gradients]
