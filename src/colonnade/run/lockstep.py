@@ -215,7 +215,7 @@ class Lockstep:
         return NotFinite(self.devices[replica], iterations + 1, variable, loss=column == 0)
 
     def _update(self, specs: Sequence[Any]) -> "_Update":
-        key = tuple(_key(spec) for spec in specs)
+        key = tuple(specs)
         if key not in self._updates:
             self._updates[key] = _Update(self.optimizer, self.parameters, specs)
         return self._updates[key]
@@ -330,7 +330,3 @@ def _spec(gradient: Any) -> Any:
             indices_shape=[None],
         )
     return tf.TensorSpec(gradient.shape, gradient.dtype)
-
-
-def _key(spec: Any) -> Hashable:
-    return None if spec is None else (type(spec).__name__, spec.dtype, tuple(spec.shape))
