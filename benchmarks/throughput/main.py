@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from contest import Contender, Contest, Spread
 
+HERE = Path(__file__).parent
 MODELS = ("polynomial", "mlp", "cnn", "cifar", "lstm", "embedding", "transformer")
 DEVICES = (1, 2, 4, 8, 32)
 ALONE = 2  # devices at which one device with all cores takes part
