@@ -55,14 +55,11 @@ class AlreadyStarted(ColonnadeError, RuntimeError):
 class NotFinite(ColonnadeError, ArithmeticError):
     """A loss or a gradient is NaN or infinite. Nothing was applied."""
 
-    def __init__(self, device: str, step: int, variable: str | None, *, loss: bool) -> None:
+    def __init__(
+        self, message: str, *, device: str | None = None, step: int = 0, variable: str | None = None
+    ) -> None:
         self.device, self.step, self.variable = device, step, variable
-        what = "the loss" if loss else "a gradient"
-        first = f"; first bad gradient: {variable}" if variable else ""
-        super().__init__(
-            f"{what} is not finite on {device} at step {step}{first}. No update was applied. "
-            'Look at the batch and the learning rate, or choose on_nan="skip".'
-        )
+        super().__init__(message)
 
 
 class PlacementError(ColonnadeError, RuntimeError):

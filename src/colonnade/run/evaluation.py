@@ -16,10 +16,10 @@ class Score(Traced):
     """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
 
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
-        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
+        unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
         rows = arguments.size("the loss function") or 0
 
-        @unconverted
+        @self._ours
         def sums(result: Any) -> dict[str, Any]:
             share = total_of(result, tf.constant(1.0), rows)
             weight = tf.constant(float(rows)) if share.weight is None else share.weight

@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
-from colonnade.run.graph import captures
 from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import Order, reduce, spread, star
-from colonnade.run.residence import Residence, dealt
+from colonnade.run.residence import Residence
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import Voice, trace
+from colonnade.run.update import Update
 
 # Begins the message of the assertion that guards an update.
 NOT_FINITE = "colonnade: a loss or gradient is not finite"
@@ -68,6 +68,8 @@ class Lockstep:
         self._penalty_trace: Any = None
         self.residence: Residence | None = None
         self.parameters: list[tf.Variable] = []
+        with tf.device("/device:CPU:0"):
+            self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
 
     def prepare(self, batch: Arguments) -> None:
         """Trace the loss, make the optimizer's variables, and find a home for everything.
@@ -101,7 +103,9 @@ class Lockstep:
         self.residence = Residence(self._mode, self.devices, self.parameters, slots)
         update = self._update(gradients)
         if self._mode == "partitioned":
-            self.residence.deal(_owners(update, self.parameters, slots, len(self.devices)))
+            owners = update.owners(len(self.devices))
+            self.residence.deal({slot.ref(): 0 for slot in slots} | owners)
+            update.place(owners, self.devices)
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
@@ -170,10 +174,16 @@ class Lockstep:
         watched = losses if scaled else tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
         healthy = tf.reduce_all(tf.math.is_finite(watched))
         if self._on_nan == "skip":
-            return tf.cond(healthy, lambda: self._written(gradients, len(shares), order, 0), lambda: 1)
-        said = [NOT_FINITE, tf.convert_to_tensor(self.optimizer.iterations), tf.shape(watched), watched]
+            return tf.cond(healthy, lambda: self._written(gradients, len(shares), order, 0), self._left_out)
+        said = [NOT_FINITE, self.made.read_value(), tf.shape(watched), watched]
         with tf.control_dependencies([tf.debugging.Assert(healthy, said, summarize=-1)]):
             return self._written(gradients, len(shares), order, 0)
+
+    def _left_out(self) -> Any:
+        """No update: what the replicas made of the states is forgotten too."""
+        assert self.residence is not None
+        with tf.control_dependencies(self.residence.restore_states()):
+            return tf.constant(1)
 
     def _written(self, gradients: list[Any], num_active: int, order: Order, value: int) -> Any:
         assert self.residence is not None
@@ -190,76 +200,39 @@ class Lockstep:
                     bindings[c.variable.ref()] if c.variable is not None else c.tensor
                     for c in update.captures
                 ]
-                ops.append(update.call([*components, *handles]))
-        ops += self.residence.settle_states(num_active)
+                ops.append(update.call(components, handles))
+        ops += [*self.residence.settle_states(num_active), self.made.assign_add(1)]
         with tf.control_dependencies(ops):
             return tf.constant(value)
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         """If the guard of the update spoke: which device, step and variable; else the error as it is."""
-        found = re.search(
-            re.escape(NOT_FINITE) + r"\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*$", error.message, re.M
-        )
-        found = found or re.search(
-            re.escape(NOT_FINITE) + r"\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s", error.message, re.S
-        )
+        found = re.search(rf"{NOT_FINITE}\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*\n", error.message, re.S)
         if not found:
             return error
-        iterations, rows, columns, numbers = int(found[1]), int(found[2]), int(found[3]), found[4]
-        table = np.array([float(n) for n in re.findall(r"[-+.\w]+", numbers)]).reshape(rows, columns)
+        step, rows, columns = int(found[1]) + 1, int(found[2]), int(found[3])
+        table = np.array([float(n) for n in re.findall(r"[-+.\w]+", found[4])]).reshape(rows, columns)
         replica, column = (int(i) for i in np.argwhere(~np.isfinite(table))[0])
-        specs = next(iter(self._objectives.values())).structure.gradients
-        present = [p for p, g in zip(self.parameters, specs, strict=True) if g is not None]
-        bad = np.argwhere(~np.isfinite(table[replica, 1:]))
-        variable = present[int(bad[0][0])].name if len(bad) else None
-        return NotFinite(self.devices[replica], iterations + 1, variable, loss=column == 0)
+        gradients = next(iter(self._objectives.values())).structure.gradients
+        present = [p.name for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        bad = [
+            name for name, value in zip(present, table[replica, 1:], strict=False) if not np.isfinite(value)
+        ]
+        device = self.devices[replica]
+        first = f"; first bad gradient: {bad[0]}" if bad else ""
+        return NotFinite(
+            f"{'a gradient' if column else 'the loss'} is not finite on {device} at step {step}{first}. "
+            'No update was applied. Look at the batch and the learning rate, or choose on_nan="skip".',
+            device=device,
+            step=step,
+            variable=bad[0] if bad else None,
+        )
 
-    def _update(self, specs: Sequence[Any]) -> "_Update":
+    def _update(self, specs: Sequence[Any]) -> Update:
         key = tuple(specs)
         if key not in self._updates:
-            self._updates[key] = _Update(self.optimizer, self.parameters, specs)
+            self._updates[key] = Update(self.optimizer, self.parameters, specs)
         return self._updates[key]
-
-
-class _Update:
-    """The optimizer's update traced once, over all parameters: one update, whoever owns the parts."""
-
-    def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
-        present = [i for i, spec in enumerate(specs) if spec is not None]
-        packed = [specs[i] for i in present]
-
-        @tf.autograph.experimental.do_not_convert
-        def apply(*components: Any) -> Any:
-            gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
-            optimizer.apply(gradients, [parameters[i] for i in present])
-            return tf.constant(0)
-
-        flat = tf.nest.flatten(packed, expand_composites=True)
-        with tf.init_scope():
-            self.concrete = tf.function(apply, autograph=False).get_concrete_function(*flat)
-        self.captures = captures(self.concrete)
-
-    def call(self, args: Sequence[Any]) -> Any:
-        return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=self.concrete)[0]
-
-
-def _owners(
-    update: _Update, parameters: Sequence[Any], slots: Sequence[Any], num_devices: int
-) -> dict[Any, int]:
-    """Parameters dealt by size; a slot goes to the parameter that it is updated together with."""
-    weights = [p.shape.num_elements() * p.dtype.size for p in parameters]
-    owners = {p.ref(): owner for p, owner in zip(parameters, dealt(weights, num_devices), strict=True)}
-    inputs = update.concrete.inputs[len(update.concrete.inputs) - len(update.captures) :]
-    named = {f"loc:@{t.op.name}".encode(): c.variable for t, c in zip(inputs, update.captures, strict=True)}
-    for tensor, capture in zip(inputs, update.captures, strict=True):
-        if capture.variable is None or capture.variable.ref() in owners:
-            continue
-        together = {group for op in tensor.consumers() for group in op.colocation_groups()}
-        partners = [named[g] for g in together if g in named and named[g].ref() in owners]
-        owners[capture.variable.ref()] = owners[partners[0].ref()] if partners else 0
-    for slot in slots:
-        owners.setdefault(slot.ref(), 0)
-    return owners
 
 
 def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:

@@ -31,6 +31,7 @@ class Loop:
         self._engine = engine
         self._single: dict[Hashable, Any] = {}
         self._many: dict[Hashable, Any] = {}
+        self.rows = 0  # of the batch at hand
 
     def once(self, arguments: Arguments) -> tuple[Any, dict[str, Any], int]:
         """One step; the loss, the metrics, and whether the update was skipped."""
@@ -152,7 +153,7 @@ class Stream:
             return None
         batch = tf.nest.pack_sequence_as(self._spec, self._batch, expand_composites=True)
         arguments = Arguments(batch, self._keywords, self._names)
-        rows = arguments.size("fit()") or 0
+        rows = self._loop.rows = arguments.size("fit()") or 0
         compiled = self._loop.many(arguments, self._iterator, self._spec)
         start = time.perf_counter()
         done, (size, *following), losses, skipped, replicas, metrics = compiled(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.split import Arguments, is_tensor
-from colonnade.run.trace import Traced, Voice, tensor_leaves, unconverted
+from colonnade.run.trace import Traced, Voice, tensor_leaves
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Objective(Traced):
         super().__init__(loss, arguments, voice)
 
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
-        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
-        total, share = unconverted(self._total), unconverted(self._share)
+        unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
+        total, share = self._ours(self._total), self._ours(self._share)
         rows = arguments.size("the loss function")
 
         def flat(*components: Any) -> Any:

@@ -28,6 +28,7 @@ class State:
 
     original: tf.Variable
     copies: tuple[tf.Variable, ...]
+    random: bool  # the state of a random generator, of which each replica has its own stream
 
     @property
     def averaged(self) -> bool:
@@ -73,7 +74,7 @@ class Residence:
             if variable is None:
                 continue
             if capture.written:
-                found[variable.ref()] = self._state(variable).copies[replica].handle
+                found[variable.ref()] = self._state(capture).copies[replica].handle
             else:
                 found[variable.ref()] = self._read(replica, variable)
         return found
@@ -98,23 +99,27 @@ class Residence:
                 own[variable.ref()] = tf.identity(source.handle)
         return own[variable.ref()]
 
-    def _state(self, variable: tf.Variable) -> State:
+    def _state(self, capture: Capture) -> State:
+        variable = capture.variable
         if variable.ref() not in self.states:
-            copies = [copy_of(variable, device) for device in self.devices]
-            for replica, copy in enumerate(copies):
-                if replica and is_random_state(variable):
+            copies = tuple(copy_of(variable, device) for device in self.devices)
+            random = is_random_state(capture)
+            if random:
+                for replica, copy in enumerate(copies):
                     copy.assign(another_stream(variable, replica))
-            self.states[variable.ref()] = State(variable, tuple(copies))
+            self.states[variable.ref()] = State(variable, copies, random)
         return self.states[variable.ref()]
 
     def enter(self) -> None:
         """Before steps: the user's variables are the truth; copies take their values."""
         for variable, copy in self._pairs():
             copy.assign(variable)
-        for state in self.states.values():
-            if not is_random_state(state.original):
-                for copy in state.copies:
-                    copy.assign(state.original)
+        self.restore_states()
+
+    def restore_states(self) -> list[Any]:
+        """Give the replicas' copies the values of the user's variables; random streams go on."""
+        changed = [state for state in self.states.values() if not state.random]
+        return [copy.assign(state.original.read_value()) for state in changed for copy in state.copies]
 
     def leave(self) -> None:
         """After steps: the user's variables take the values of the owners' copies (partitioned)."""
@@ -125,6 +130,12 @@ class Residence:
     def _pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
         pairs = {id(copy): (ref.deref(), copy) for copies in self._copies for ref, copy in copies.items()}
         return list(pairs.values())
+
+    def homes(self) -> dict[str, str]:
+        """The device of every parameter and slot: the owner's copy where they are partitioned."""
+        owned = self._copies[0] if self.mode == "partitioned" else {}
+        variables = [*self.parameters, *self.slots]
+        return {v.name: owned.get(v.ref(), v).device for v in variables}
 
     def settle_states(self, num_active: int) -> list[Any]:
         """Ops that give the user's variables, and all replicas, what the replicas made of the states."""
@@ -146,16 +157,19 @@ def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
         )
 
 
-def is_random_state(variable: tf.Variable) -> bool:
+def is_random_state(capture: Capture) -> bool:
     """Whether this is the state of Keras's SeedGenerator, or of a tf.random.Generator."""
-    keras_seed = variable.dtype == tf.uint32 and variable.shape == [2]
-    return keras_seed or (variable.dtype == tf.int64 and variable.shape == [3])
+    keras_seed = capture.variable.name.endswith("seed_generator_state:0")
+    return keras_seed or "RngReadAndSkip" in capture.used_by
 
 
 def another_stream(variable: tf.Variable, replica: int) -> Any:
-    """The state that gives a replica numbers of its own, repeatable from the user's seed."""
+    """The state that gives a replica numbers of its own, repeatable from the user's seed.
+
+    Keras's state is (seed, counter): another seed. A generator's is (counter, counter, key): another key.
+    """
     state = variable.read_value()
-    place = 0 if variable.dtype == tf.uint32 else 2  # the seed, or the key of the generator
+    place = 0 if variable.shape == [2] else variable.shape.num_elements() - 1
     offset = tf.cast(replica * SEED_STRIDE, variable.dtype)
     return tf.tensor_scatter_nd_update(state, [[place]], [state[place] + offset])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware.placement import short
 from colonnade.run.graph import Capture, captures, nodes
 from colonnade.run.split import Arguments, flatten, is_tensor, pack
@@ -78,20 +78,40 @@ class Traced:
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
+        self._mistakes: list[ColonnadeError] = []
         flat = self._flat(fn, arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         with voice.speaking() if voice else nullcontext():
             function = tf.function(voice.of(flat) if voice else flat)
-            self.concrete = function.get_concrete_function(*specs)
+            try:
+                self.concrete = function.get_concrete_function(*specs)
+            except Exception as error:
+                # AutoGraph dresses up errors of types that it does not know; a mistake that Colonnade
+                # itself found is told as it is, without the frames of the tracing.
+                if self._mistakes:
+                    raise self._mistakes[-1].with_traceback(None) from None
+                raise error
         self.structure = outputs[-1]
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self._types = [output.dtype for output in self.concrete.outputs]
         self.captures = captures(self.concrete)
         self._refuse_iterators(fn)
 
+    def _ours(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of a trace that is Colonnade's: AutoGraph leaves it alone, its errors are remembered."""
+
+        def guarded(*args: Any) -> Any:
+            try:
+                return fn(*args)
+            except ColonnadeError as mistake:
+                self._mistakes.append(mistake)
+                raise
+
+        return unconverted(guarded)
+
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
         """`fn` over plain tensors; puts what it returns, as it is structured, into `outputs`."""
-        unpack, leaves = unconverted(arguments.unpack), unconverted(tensor_leaves)
+        unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
 
         def flat(*components: Any) -> Any:
             args, kwargs = unpack(components)

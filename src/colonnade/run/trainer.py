@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed
@@ -122,6 +122,10 @@ class Trainer:
         """The variables that are trained; empty before the first step."""
         return list(self._engine.parameters)
 
+    def homes(self) -> dict[str, str]:
+        """Where each parameter and each variable of the optimizer lives; empty before the first step."""
+        return self._engine.residence.homes() if self._engine.residence is not None else {}
+
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         arguments = Arguments(batch, self._mode(training=True), self._names)
@@ -185,7 +189,7 @@ class Trainer:
         interrupted: threading.Event,
         shown: Progress,
     ) -> None:
-        begin, per_step, done = self.step, 0.0, 0
+        begin, per_step, done, skipped_in_a_row = self.step, 0.0, 0, 0
         stream = self._loop.stream(dataset, self._names, self._mode(training=True))
         while not interrupted.is_set() and (steps is None or done < steps):
             # Up to the next log line, in calls short enough to be interrupted.
@@ -200,12 +204,15 @@ class Trainer:
             record = self._advance(
                 chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped
             )
+            skipped_in_a_row = skipped_in_a_row + chunk.steps if chunk.skipped == chunk.steps else 0
+            if skipped_in_a_row >= MOST_SKIPPED:
+                raise NotFinite(f"{skipped_in_a_row} steps in a row were skipped: no gradient was finite")
             history.losses += chunk.losses
             history.seconds += chunk.seconds
             history.examples += chunk.examples
             logged = done % log_every == 0
             shown.advance(record, chunk, logged=logged)
-            if logged or not history.records:
+            if logged:
                 history.records.append(record)
                 if True in [callback(record) for callback in callbacks]:
                     break
@@ -213,7 +220,7 @@ class Trainer:
             raise InvalidArgument(
                 "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
             )
-        if history.records[-1].step != self.step:
+        if not history.records or history.records[-1].step != self.step:
             history.records.append(record)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
@@ -243,13 +250,18 @@ class Trainer:
     @contextmanager
     def _state(self) -> Iterator[None]:
         """Around steps: copies take the user's values, the user's variables take the result."""
-        residence = self._engine.residence
-        if residence is not None:
-            residence.enter()
+        if self._engine.residence is not None:
+            self._engine.residence.enter()
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            raise self._engine.explained(error) from None
+            found = self._engine.explained(error)
+            if isinstance(found, NotFinite):
+                # The steps before the bad one were made in the same call and count.
+                done = found.step - 1 - self.step
+                self.step += done
+                self.examples += done * self._loop.rows
+            raise found from None
         finally:
             if self._engine.residence is not None:
                 self._engine.residence.leave()

@@ -1,0 +1,120 @@
+"""The optimizer's update, traced once over all parameters: one update, whoever owns the parts.
+
+Applying an optimizer to a part of the variables would count a step and clip the gradient for every
+part. So the whole update is one function. Called with other handles it updates copies; and where each
+parameter has an owner, the ops that work for it are put on the owner's device.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.graph import captures
+from colonnade.run.residence import dealt
+
+
+class Update:
+    """`optimizer.apply` as a function of the gradients and of the handles of all variables it touches.
+
+    Args:
+        optimizer: a Keras optimizer that is built.
+        parameters: what it trains.
+        specs: for each parameter the spec of its gradient, or None where there is none.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
+        present = [i for i, spec in enumerate(specs) if spec is not None]
+        packed = [specs[i] for i in present]
+
+        @tf.autograph.experimental.do_not_convert
+        def apply(*components: Any) -> Any:
+            gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
+            if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
+                gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+            optimizer.apply(gradients, [parameters[i] for i in present])
+            return tf.constant(0)
+
+        self._parameters = list(parameters)
+        self._specs = tf.nest.flatten(packed, expand_composites=True)
+        with tf.init_scope():
+            self.concrete = tf.function(apply, autograph=False).get_concrete_function(*self._specs)
+        self.captures = captures(self.concrete)
+
+    def call(self, gradients: Sequence[Any], handles: Sequence[Any]) -> Any:
+        """Apply the gradients, given as plain tensors, to the variables of these handles."""
+        return tf.raw_ops.StatefulPartitionedCall(
+            args=[*gradients, *handles], Tout=[tf.int32], f=self.concrete
+        )[0]
+
+    def owners(self, num_devices: int) -> dict[Any, int]:
+        """The device of each variable, by its ref: parameters dealt by size, their slots with them.
+
+        What serves several parameters, such as the learning rate, is device 0's.
+        """
+        weights = [p.shape.num_elements() * p.dtype.size for p in self._parameters]
+        owners = dict(zip([p.ref() for p in self._parameters], dealt(weights, num_devices), strict=True))
+        served = self._served()
+        for tensor, capture in zip(self._handles(), self.captures, strict=True):
+            if capture.variable is not None and capture.variable.ref() not in owners:
+                together = served.get(tensor.op.name, set())
+                owners[capture.variable.ref()] = owners[next(iter(together))] if len(together) == 1 else 0
+        return owners
+
+    def place(self, owners: Mapping[Any, int], devices: Sequence[str]) -> None:
+        """Put every op that works for one parameter alone on the device of its owner."""
+        graph = self.concrete.graph.as_graph_def()
+        served = self._served()
+        for node in graph.node:
+            together = served.get(node.name, set())
+            if len(together) == 1 and node.op != "Placeholder":
+                node.device = devices[owners[next(iter(together))]]
+        inputs = [tensor.op.name for tensor in self.concrete.inputs]
+        output = self.concrete.outputs[0].name
+
+        @tf.autograph.experimental.do_not_convert
+        def placed(*args: Any) -> Any:
+            mapped = {f"{name}:0": arg for name, arg in zip(inputs, args, strict=True)}
+            return tf.graph_util.import_graph_def(graph, input_map=mapped, return_elements=[output], name="")[
+                0
+            ]
+
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.concrete.inputs]
+        with tf.init_scope():
+            self.concrete = tf.function(placed, autograph=False).get_concrete_function(*specs)
+
+    def _handles(self) -> list[Any]:
+        return self.concrete.inputs[len(self.concrete.inputs) - len(self.captures) :]
+
+    def _served(self) -> dict[str, set[Any]]:
+        """By the name of an op: the parameters for which it works.
+
+        An op works for a parameter if its result goes into what is written to the parameter, or if
+        it comes from the parameter and goes into what is written to a slot.
+        """
+        served: dict[str, set[Any]] = {}
+        writes = {}
+        for tensor, capture in zip(self._handles(), self.captures, strict=True):
+            if capture.variable is not None:
+                writes[tensor.op.name] = [op for op in tensor.consumers() if "Read" not in op.type]
+        names = {t.op.name: c.variable for t, c in zip(self._handles(), self.captures, strict=True)}
+        parameters = {p.ref() for p in self._parameters}
+        for handle, ops in writes.items():
+            above = {op.name for write in ops for op in _ancestors(write)}
+            touched = {names[n].ref() for n in above if names.get(n) is not None} & parameters
+            if names[handle].ref() in parameters:
+                touched = {names[handle].ref()}
+            for name in above | {op.name for op in ops} | {handle}:
+                served.setdefault(name, set()).update(touched)
+        return served
+
+
+def _ancestors(op: Any) -> list[Any]:
+    """An op, and all whose results it uses, directly or not."""
+    found, waiting = {}, [op]
+    while waiting:
+        current = waiting.pop()
+        if current.name not in found:
+            found[current.name] = current
+            waiting.extend(tensor.op for tensor in current.inputs)
+    return list(found.values())

@@ -1,0 +1,155 @@
+"""The trainer on 1 to 4 devices, with variables in every home, against a plain loop on one device.
+
+The reference is written without Colonnade: a tape, a mean, `optimizer.apply`. Five steps of a float32
+model of this size differ by the order of sums only; 2e-6 is about sixteen units in the last place of
+parameters of size 1. Adam divides by the root of small second moments, which amplifies the last
+bits of a gradient near zero, so its runs get 2e-5.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 6)).astype("float32")
+IDS = RNG.integers(0, 10, 24)
+Y = RNG.normal(size=(24, 1)).astype("float32")
+
+
+@dataclass
+class Model:
+    """A small model in plain TensorFlow: an embedding, two layers, a variable that nothing uses."""
+
+    def __post_init__(self):
+        rng = np.random.default_rng(1)
+        sizes = {"table": (10, 6), "w1": (6, 8), "b1": (8,), "w2": (8, 1), "unused": (3,)}
+        for name, size in sizes.items():
+            setattr(self, name, tf.Variable(rng.normal(size=size).astype("float32"), name=name))
+
+    @property
+    def variables(self):
+        return [self.table, self.w1, self.b1, self.w2, self.unused]
+
+    def losses(self, x, ids, y):
+        hidden = tf.nn.elu((x + tf.gather(self.table, ids)) @ self.w1 + self.b1)
+        # What is stopped is watched by the tape, and has no gradient.
+        return tf.squeeze((hidden @ self.w2 + 0.0 * tf.stop_gradient(self.unused[0]) - y) ** 2, axis=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    optimizer: Any
+    batch: int = 24
+    penalty: bool = False
+    tolerance: float = 2e-6
+
+
+CASES = {
+    "plain": Case(lambda: keras.optimizers.SGD(0.01)),
+    "momentum": Case(lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True)),
+    "adam": Case(lambda: keras.optimizers.Adam(0.01), tolerance=2e-5),
+    "clipped": Case(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5)),
+    "average": Case(lambda: keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.5)),
+    "accumulated": Case(lambda: keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)),
+    "schedule": Case(
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5, True))
+    ),
+    "scaled": Case(lambda: keras.optimizers.SGD(0.01, loss_scale_factor=128.0)),
+    "penalty": Case(lambda: keras.optimizers.SGD(0.01), penalty=True),
+    "uneven": Case(lambda: keras.optimizers.SGD(0.01), batch=23),
+    "fewer than devices": Case(lambda: keras.optimizers.SGD(0.01), batch=2),
+}
+STEPS = 5
+
+
+def penalty(model):
+    return 0.1 * (tf.reduce_sum(model.w1**2) + tf.reduce_sum(model.table**2))
+
+
+def state(model, optimizer):
+    return [v.numpy() for v in model.variables], [np.asarray(v) for v in optimizer.variables]
+
+
+_references: dict[str, Any] = {}
+
+
+def reference(name):
+    """A plain loop on one device."""
+    if name not in _references:
+        case, model = CASES[name], Model()
+        optimizer = case.optimizer()
+        used = model.variables[:-1]
+        optimizer.build(used)
+        for _ in range(STEPS):
+            with tf.GradientTape() as tape:
+                losses = model.losses(X[: case.batch], IDS[: case.batch], Y[: case.batch])
+                loss = tf.reduce_mean(losses) + (penalty(model) if case.penalty else 0.0)
+                scaled = optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, used)
+            if name in ("accumulated", "scaled"):  # Keras cannot add up or divide sparse gradients
+                gradients = [tf.convert_to_tensor(g) for g in gradients]
+            optimizer.apply(gradients, used)
+        _references[name] = state(model, optimizer), float(loss)
+    return _references[name]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_one_device(name, home, devices):
+    (expected, _), loss = reference(name)
+    case, model = CASES[name], Model()
+    optimizer = case.optimizer()
+    trainer = cn.Trainer(
+        model.losses,
+        optimizer,
+        devices=devices,
+        variables=home,
+        penalty=(lambda: penalty(model)) if case.penalty else None,
+    )
+    batch = (X[: case.batch], IDS[: case.batch], Y[: case.batch])
+    for _ in range(STEPS):
+        record = trainer.train_on_batch(*batch)
+    assert record.loss == pytest.approx(loss, rel=1e-5)
+    # One update per step, whoever owns the parts; Keras counts accumulated ones once.
+    assert int(optimizer.iterations) == STEPS // (optimizer.gradient_accumulation_steps or 1)
+    for variable, value in zip(model.variables, expected, strict=True):
+        np.testing.assert_allclose(
+            variable.numpy(), value, rtol=0, atol=case.tolerance, err_msg=variable.name
+        )
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_optimizer_state_is_that_of_one_device(home):
+    (_, expected), _ = reference("momentum")
+    model, optimizer = Model(), CASES["momentum"].optimizer()
+    optimizer.build(model.variables[:-1])
+    trainer = cn.Trainer(model.losses, optimizer, devices=3, variables=home)
+    for _ in range(STEPS):
+        trainer.train_on_batch(X, IDS, Y)
+    for variable, value in zip(optimizer.variables, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(variable), value, rtol=0, atol=2e-6, err_msg=variable.path)
+
+
+def test_sums_of_gradients_of_sparse_and_dense_parts_agree_in_float64():
+    """In float64 the tolerance leaves no room for anything but rounding."""
+    w = tf.Variable(np.linspace(0.1, 1, 6)[:, None])
+
+    def run(devices):
+        w.assign(np.linspace(0.1, 1, 6)[:, None])
+        trainer = cn.Trainer(
+            lambda x, y: tf.squeeze((tf.nn.tanh(x @ w) - y) ** 2, 1),
+            keras.optimizers.SGD(0.5),
+            devices=devices,
+        )
+        for _ in range(20):
+            trainer.train_on_batch(X.astype("float64"), Y.astype("float64"))
+        return w.numpy()
+
+    np.testing.assert_allclose(run(4), run(1), rtol=0, atol=1e-14)

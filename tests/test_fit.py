@@ -1,0 +1,120 @@
+"""cn.fit against model.fit on the same seeds; tolerances are those of float32 sums in another order."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(70, 6)).astype("float32")
+Y = RNG.integers(0, 3, 70)
+
+
+def model(**options):
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential(
+        [keras.layers.Dense(8, activation="elu", kernel_regularizer="l2"), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(
+        **{
+            "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+            "loss": loss,
+            "metrics": ["accuracy"],
+            **options,
+        }
+    )
+    return made
+
+
+def histories(fit_arguments, **arguments):
+    both = []
+    for fit in (lambda m: m.fit(X, Y, **arguments), lambda m: cn.fit(m, X, Y, **fit_arguments, **arguments)):
+        made = model()
+        keras.utils.set_random_seed(1)
+        both.append((made, fit(made).history))
+    return both
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_history_and_weights_are_those_of_keras(home):
+    (one, expected), (many, found) = histories(
+        {"devices": 3, "variables": home},
+        batch_size=32,
+        epochs=3,
+        verbose=0,
+        class_weight={0: 1.0, 1: 2.0, 2: 0.5},
+        validation_split=0.2,
+    )
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    for a, b in zip(many.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_sample_weights_datasets_and_callbacks(tmp_path):
+    weights = RNG.uniform(size=70)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(20)
+    path = str(tmp_path / "best.keras")
+    found = []
+    common = {"epochs": 8, "verbose": 0, "validation_data": (X, Y), "shuffle": False}
+    for devices in (None, 2):
+        made = model()
+        callbacks = [
+            keras.callbacks.EarlyStopping(monitor="val_loss", patience=0, min_delta=0.05),
+            keras.callbacks.ModelCheckpoint(path, save_best_only=True),
+        ]
+        if devices is None:
+            found.append(made.fit(dataset, callbacks=callbacks, **common).history)
+        else:
+            found.append(cn.fit(made, dataset, devices=devices, callbacks=callbacks, **common).history)
+    assert 1 < len(found[1]["loss"]) < 8  # stopped early
+    np.testing.assert_allclose(found[1]["loss"], found[0]["loss"], rtol=1e-5)
+    saved = keras.models.load_model(path)
+    assert saved(X).shape == (70, 3)
+
+
+def test_the_model_is_keras_again_afterwards():
+    made = model()
+    cn.fit(made, X, Y, devices=2, verbose=0)
+    made.fit(X, Y, verbose=0)
+    assert "loss" in made.evaluate(X, Y, verbose=0, return_dict=True)
+
+
+class Own(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: 3, "must be a Keras model"),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), "is not compiled"),
+        (lambda: model(run_eagerly=True), "run_eagerly"),
+        (lambda: model(loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum")), "reduction='sum'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(made, says):
+    with pytest.raises(cn.InvalidArgument) as caught:
+        cn.fit(made(), X, Y, devices=2)
+    assert says in str(caught.value)
+
+
+def test_a_train_step_of_its_own_is_refused():
+    own = Own()
+    own.compile("sgd", "mse")
+    with pytest.raises(cn.InvalidArgument, match="train_step"):
+        cn.fit(own, X, Y, devices=2)
+
+
+def test_masks_are_refused():
+    made = keras.Sequential(
+        [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2), keras.layers.Dense(3)]
+    )
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(cn.InvalidArgument, match=r"cn\.Weighted"):
+        cn.fit(made, np.ones([8, 4]), np.ones(8), devices=2)
