@@ -98,7 +98,7 @@ class Lockstep:
             self._penalty_trace = _penalty_trace(self._penalty, self.parameters)
         if not self.optimizer.built:
             self.optimizer.build(self.parameters)
-        gradients = [_spec(g) for g in objective.structure.gradients]
+        gradients = _gradient_specs(objective.structure.gradients, self.parameters)
         slots = [getattr(v, "value", v) for v in self.optimizer.variables]
         self.residence = Residence(self._mode, self.devices, self.parameters, slots)
         update = self._update(gradients)
@@ -187,7 +187,7 @@ class Lockstep:
 
     def _written(self, gradients: list[Any], num_active: int, order: Order, value: int) -> Any:
         assert self.residence is not None
-        update = self._update([_spec(g) for g in gradients])
+        update = self._update(_gradient_specs(gradients, self.parameters))
         homes = self.devices if self._mode == "mirrored" else self.devices[:1]
         full = order if len(homes) == num_active else star(len(homes))
         copies = spread(gradients, homes, full) if len(homes) > 1 else [gradients]
@@ -290,16 +290,26 @@ def _plus(gradient: Any, extra: Any) -> Any:
     return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
 
 
-def _spec(gradient: Any) -> Any:
-    """A spec with shapes as far as all steps share them: the rows of a sparse gradient vary."""
+def _gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
+
+    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
+    sparse gradient vary.
+    """
+    return [
+        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlicesSpec(
-            shape=gradient.shape,
+            shape=shape,
             dtype=gradient.dtype,
             indices_dtype=gradient.indices.dtype,
             dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
             indices_shape=[None],
         )
-    return tf.TensorSpec(gradient.shape, gradient.dtype)
+    return tf.TensorSpec(shape, gradient.dtype)
