@@ -18,7 +18,9 @@ def fresh(code: str, *, virtual: int | None = None, timeout: float = 240, **envi
     return done.stdout
 
 
-def run(command: list[str], *, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command from the project's root, without TensorFlow's start-up notes."""
+def run(
+    command: list[str], *, timeout: float = 240, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, from the project's root, without TensorFlow's start-up notes."""
     full = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=full, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=full, cwd=cwd)

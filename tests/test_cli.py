@@ -18,11 +18,17 @@ def test_version():
 
 
 def test_demo():
-    done = run([COMMAND, "demo"])
+    done = run([COMMAND, "demo"], PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"\+5\.0000  [+-]0\.0000  \+3\.0000", done.stdout)) == 2
-    assert re.search(r"0 +│ CPU:0 +│ CPU:0", done.stdout)
-    assert re.search(r"1 +│ CPU:1 +│ CPU:1", done.stdout)
+    shown = re.findall(r"\| +(\d) \| +([\d,]+) \| +([\d.]+) \| +([\d.]+)% \|", done.stdout)
+    (first, _, same, one), (num_devices, _, _, every) = shown
+    assert (first, same) == ("1", "1.00")
+    assert int(num_devices) >= 2
+    assert min(float(one), float(every)) > 95
+    # Sums of float32 in another order, over 132 steps.
+    assert float(re.search(r"the two: (\S+)", done.stdout).group(1)) < 1e-4
+    assert re.search(r"0 +\| CPU:0 +\| CPU:0", done.stdout)
+    assert re.search(r"1 +\| CPU:1 +\| CPU:1", done.stdout)
     assert "Try next" in done.stdout
 
 
@@ -95,6 +101,43 @@ def test_doctor_of_a_recorded_machine():
     assert "ask linus about 31337" in done.stdout
 
 
+def test_selftest(tmp_path):
+    from colonnade.run.selftest import CHECKS
+
+    done = run([COMMAND, "selftest", "--devices", "2", "--bundle", str(tmp_path / "bundle.json")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"passed +set-up .* 2 devices: CPU:0, CPU:1", done.stdout)
+    assert "11 passed, 0 failed, 2 not applicable." in done.stdout
+    assert "WARNING" not in done.stderr
+    written = json.loads((tmp_path / "bundle.json").read_text())
+    assert [result["check"] for result in written["results"]] == [check.name for check in CHECKS]
+    assert written["versions"]["colonnade"] == cn.__version__
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("passed", 0)])
+def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, code):
+    from typer.testing import CliRunner
+
+    from colonnade.cli import app
+    from colonnade.run import selftest
+    from colonnade.run.check import Result
+
+    result = Result("a", "b", "c", state, "d", 0.1, {})
+    monkeypatch.setattr(selftest, "examine", lambda devices: iter([result]))
+    done = CliRunner().invoke(app, ["selftest", "--json", "--bundle", str(tmp_path / "bundle.json")])
+    assert done.exit_code == code
+    assert json.loads(done.stdout)["results"][0]["state"] == state
+    assert json.loads(done.stdout) == json.loads((tmp_path / "bundle.json").read_text())
+
+
+def test_a_bad_selftest_is_one_message_and_exit_code_2(tmp_path):
+    for options in (["--bundle", str(tmp_path / "missing" / "x.json")], ["--devices", "0"]):
+        done = run([COMMAND, "selftest", *options])
+        assert done.returncode == 2
+        assert "cannot work with" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_commands_that_look_at_cards_need_no_tensorflow():
     program = (
         "import sys; from colonnade.cli import app; app(['devices'], standalone_mode=False);"
@@ -104,11 +147,20 @@ def test_commands_that_look_at_cards_need_no_tensorflow():
 
 
 PAGE = (ROOT / "docs" / "machine.md").read_text()
+README = (ROOT / "README.md").read_text()
+SCREENS = re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE + README, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "shown", re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE, re.DOTALL)
-)
+def test_the_documentation_lists_every_check():
+    from colonnade.run.selftest import CHECKS
+
+    (listed,) = re.findall(r"## `colonnade selftest`(.*?)\n## ", PAGE, re.DOTALL)
+    assert re.findall(r"^ (?:passed|n/a) +(.*?)  +\d+\.\d s", listed, re.M) == [
+        check.name for check in CHECKS
+    ]
+
+
+@pytest.mark.parametrize("shown", SCREENS)
 def test_screens_in_the_documentation(shown):
     command, _, screen = shown.partition("\n")
     out = run([COMMAND, *command.split()[1:]]).stdout.strip("\n")
@@ -191,3 +243,54 @@ def test_a_bad_run_is_one_message_and_exit_code_2(tmp_path):
         "--memory",
     ]
     assert "Traceback" not in done.stderr
+
+
+MODULE = """
+import tensorflow as tf
+
+print("a note of the module")
+w = tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="w")
+
+@tf.function(input_signature=[tf.TensorSpec([None, 2])])
+def model(x):
+    return tf.nn.elu(x @ w)
+
+def loss(x, y):
+    return tf.reduce_mean((x @ w - y) ** 2)
+
+def loss_example():
+    return tf.random.stateless_normal([13, 2], [1, 2]), tf.ones([13, 2])
+
+def fails(x):
+    return tf.linalg.inv(x)
+fails_example = (tf.zeros([9, 2, 2]),)
+"""
+
+
+def test_verify(tmp_path):
+    """Equal is 0, not equal is 1, a mistake is 2 and shows no traceback."""
+    (tmp_path / "study.py").write_text(MODULE)
+
+    def verify(*arguments):
+        return run([COMMAND, "verify", *arguments], cwd=tmp_path)
+
+    equal = verify("study:model", "--devices", "4")
+    assert equal.returncode == 0, equal.stderr
+    assert "4 devices and one: equal." in equal.stdout
+    different = verify("study:loss", "--json")
+    assert different.returncode == 1, different.stderr
+    report = json.loads(different.stdout)
+    assert not report["equal"]
+    assert report["causes"] == ["mean"]
+    assert report["devices"] == ["/device:CPU:0", "/device:CPU:1"]
+    assert {row["leaf"] for row in report["rows"]} >= {"output", "gradient of w:0"}
+    joined = verify("study:loss", "--devices", "3", "--join", "mean")
+    assert joined.returncode == 0, joined.stdout + joined.stderr
+    for mistake, says in (
+        (("study:los",), "study has no 'los'. It has: loss"),
+        (("study:fails",), "calling it with the example failed: InvalidArgumentError: on CPU:0"),
+    ):
+        done = verify(*mistake)
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""What the documentation shows is run: Python blocks of the README, and doctests of the modules."""
+"""What the documentation shows is run: Python blocks of the README and the pages, doctests of the modules."""
 
 import doctest
 import importlib
@@ -23,6 +23,22 @@ def test_readme_example_prints_what_it_says():
     assert done.returncode == 0, done.stderr
     (said,) = re.findall(r"It prints `(.*?)`", text)
     assert done.stdout.strip() == said
+
+
+BLOCKS = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.S)
+PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text())
+END_OF_BLOCK = "-- end of block --"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_print_what_they_say(name):
+    """The blocks of a page run in order, in one process; a text block after one is what it prints."""
+    blocks = BLOCKS.findall((ROOT / "docs" / name).read_text())
+    done = run([sys.executable, "-c", "".join(f"{code}\nprint({END_OF_BLOCK!r})\n" for code, _ in blocks)])
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(f"{END_OF_BLOCK}\n")
+    for (code, said), found in zip(blocks, printed, strict=False):
+        assert not said or found == said, code
 
 
 @pytest.mark.parametrize("name", MODULES)

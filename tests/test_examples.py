@@ -1,22 +1,40 @@
-"""Every example runs, and the two of a pair print the same result."""
+"""Every example runs, the two of a pair print the same result, and the second is hardly longer."""
 
+import difflib
+import pickle
 import re
 import sys
 
+import numpy as np
+import pytest
 from fresh import ROOT, run
 
 PAIRS = sorted(path.parent.name for path in (ROOT / "examples").glob("*/before.py"))
+TRAINED = ("03_mnist", "04_cifar_towers", "05_clones", "08_keras_fit")
 
 
-def output(pair, name):
-    done = run([sys.executable, f"examples/{pair}/{name}.py"])
+def output(pair, name, *arguments):
+    done = run([sys.executable, f"examples/{pair}/{name}.py", *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def last(text, pattern):
+    """The numbers in the last line that matches."""
+    return [float(number) for number in re.findall(pattern, text)[-1:][0]]
+
+
 def test_there_are_pairs():
-    assert "01_make_parallel" in PAIRS
-    assert "02_basics" in PAIRS
+    assert {"01_make_parallel", "02_basics", *TRAINED} <= set(PAIRS)
+
+
+@pytest.mark.parametrize("pair", TRAINED)
+def test_five_lines_are_enough(pair):
+    before, after = (
+        (ROOT / "examples" / pair / f"{name}.py").read_text().splitlines() for name in ("before", "after")
+    )
+    added = [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
+    assert 1 <= len(added) <= 5, added
 
 
 def test_01_make_parallel():
@@ -32,3 +50,59 @@ def test_02_basics():
     assert sorted(set(matmuls)) == [("CPU:0", "CPU:0"), ("CPU:1", "CPU:1")]
     assert len(matmuls) == 18
     assert re.search(r"AddV2 +│ CPU:0 +│ CPU:0", after)
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_03_mnist(name):
+    (accuracy,) = last(output("03_mnist", name), r"test accuracy ([\d.]+)")
+    assert accuracy >= 0.97
+    assert round(accuracy * 1000) == pytest.approx(accuracy * 1000)  # of 1 000 images, each counted once
+
+
+def test_04_cifar_towers():
+    before, after = output("04_cifar_towers", "before"), output("04_cifar_towers", "after")
+    pattern = r"step (\d+): loss ([\d.]+)"
+    wanted = [[float(n) for n in line] for line in re.findall(pattern, before)]
+    found = [[float(n) for n in line] for line in re.findall(pattern, after)]
+    assert [step for step, _ in wanted] == [10, 20, 30, 40, 50, 60]
+    # Four digits are printed, and 60 steps of float32 sums in another order move the last of them.
+    np.testing.assert_allclose(found, wanted, rtol=5e-3)
+    assert re.search(r"step 60: loss .*, [\d,]+ examples/s, [\d.e-]+ sec/batch", after)
+    accuracy = r"test accuracy ([\d.]+)"
+    assert last(after, accuracy) == pytest.approx(last(before, accuracy), abs=0.005)
+    assert last(after, accuracy) > [0.8]
+
+
+def test_04_cifar_towers_with_files(tmp_path):
+    for seed, name in enumerate(["test_batch", *(f"data_batch_{i}" for i in range(1, 6))]):
+        rng = np.random.default_rng(seed)
+        batch = {
+            b"data": rng.integers(0, 256, [50, 3072], dtype=np.uint8),
+            b"labels": rng.integers(0, 10, 50).tolist(),
+        }
+        (tmp_path / name).write_bytes(pickle.dumps(batch))
+    after = output("04_cifar_towers", "after", str(tmp_path), "--steps", "10")
+    (accuracy,) = last(after, r"test accuracy ([\d.]+)")
+    assert round(accuracy * 50) == pytest.approx(accuracy * 50)  # the 50 images of test_batch
+
+
+def test_05_clones():
+    outputs = [output("05_clones", name) for name in ("before", "after")]
+    for text in outputs:
+        first, end = last(text, r"loss ([\d.]+), after 10 steps ([\d.]+)")
+        assert end < first / 5
+        for moving, data in re.findall(r"(?:mean|variance) +\[(.*?)\] of the data \[(.*?)\]", text):
+            np.testing.assert_allclose(
+                np.fromstring(moving, sep=" "), np.fromstring(data, sep=" "), atol=2e-4
+            )
+    losses = [last(text, r"loss ([\d.]+), after 10 steps ([\d.]+)") for text in outputs]
+    np.testing.assert_allclose(*losses, atol=2e-4)
+
+
+def test_08_keras_fit():
+    before, after = output("08_keras_fit", "before"), output("08_keras_fit", "after")
+    pattern = r"val_accuracy: ([\d.]+) - val_loss: ([\d.]+)"
+    wanted, found = (np.array(re.findall(pattern, text), float) for text in (before, after))
+    assert wanted.shape == (8, 2)
+    np.testing.assert_allclose(found, wanted, atol=5e-3)  # one of 360 images, or the last digits
+    assert last(after, r"test loss [\d.]+, accuracy ([\d.]+)") > [0.93]

@@ -238,6 +238,19 @@ def test_gradients_of_what_the_function_closes_over():
     close(tf.function(loss)(x), 85.0)
 
 
+def test_a_trace_that_captured_a_tensor_of_one_graph_is_not_called_in_another():
+    outside = {}
+    fast = cn.parallel(lambda x: x * outside["scale"], devices=2)
+
+    def scaled(x, scale):
+        outside["scale"] = scale + 1.0
+        return fast(x)
+
+    for scale in (1.0, 2.0):
+        found = tf.function(scaled)(tf.ones(4), tf.constant(scale))
+        assert found.numpy().tolist() == [scale + 1.0] * 4
+
+
 def test_a_batch_size_that_the_graph_does_not_know():
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
     def f(x):

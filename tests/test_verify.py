@@ -56,6 +56,11 @@ def test_a_join_makes_it_equal(fn, join):
     assert cn.verify(lambda x: fn(x @ WEIGHTS), X, devices=4, join=join)
 
 
+def test_unknown_join():
+    with pytest.raises(cn.InvalidArgument, match="must be one of concat, mean, sum, stack"):
+        cn.verify(per_example, X, devices=4, join="average")
+
+
 def test_batch_norm_and_dropout_of_keras():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])

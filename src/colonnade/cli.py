@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,6 +98,40 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def selftest(
+    devices: Annotated[
+        int | None, typer.Option(help="How many: cards, or virtual devices where there are none.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the results here, to attach to a report.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that all devices compute what one does; exit code 1 if something does not."""
+    if bundle is not None:
+        _check_writable(bundle)
+    from colonnade.run.bundle import bundle as bundled
+    from colonnade.run.selftest import CHECKS, examine, start
+    from colonnade.show.selftest import followed, report
+
+    names = start(devices)
+    results = tuple(followed(examine(names), [check.name for check in CHECKS]))
+    plain = bundled(names, results)
+    if bundle is not None:
+        bundle.write_text(json.dumps(plain, indent=2) + "\n")
+    _print(as_json, plain, report(results))
+    if any(result.state == "failed" for result in results):
+        raise typer.Exit(1)
+
+
+def _check_writable(path: Path) -> None:
+    """Before a minute of work, and not after it."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        problem = Problem("--bundle", str(path), "cannot be written", "Name a file in a folder of yours")
+        raise InvalidArgument("colonnade selftest", [problem])
+
+
 def _machine(name: str | None) -> "Machine":
     from colonnade.hardware.cards import detect
     from colonnade.hardware.recorded import recorded
@@ -171,6 +206,29 @@ def show_leases(
     from colonnade.show.leases import show
 
     show(Console(), leases, as_json=as_json, watch=watch)
+
+
+@app.command()
+def verify(
+    function: Annotated[str, typer.Argument(help="module:function, from the current directory.")],
+    devices: Annotated[int, typer.Option(min=1, help="How many devices; virtual ones without cards.")] = 2,
+    join: Annotated[
+        str, typer.Option(help="For outputs without a batch dim: mean, sum or stack.")
+    ] = "concat",
+    example: Annotated[
+        str | None,
+        typer.Option(help="The example batch in the module; <function>_example by default.", metavar="NAME"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare a function on several devices with one; exit code 0 when equal, 1 when not."""
+    # What the module prints is no part of the JSON.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        from colonnade.run.load import verify_by_name
+
+        report = verify_by_name(function, devices=devices, join=join, example=example)
+    print(report.to_json() if as_json else report)
+    raise typer.Exit(0 if report else 1)
 
 
 def main() -> None:

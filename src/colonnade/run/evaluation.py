@@ -5,9 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.objective import total_of
+from colonnade.run.reduce import star
 from colonnade.run.residence import Residence
+from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import Traced, tensor_leaves, unconverted
 
@@ -71,17 +73,16 @@ class Evaluation:
 
     def _compile(self, arguments: Arguments) -> Any:
         counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
-        for i, count in enumerate(counts):
-            self._residence.bindings(i, self._trace(arguments.resized(count)).captures)
+        traces = [self._trace(arguments.resized(count)) for count in counts]
+        check("the loss function", problems(traces))
+        bindings = [self._residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
 
         @unconverted
         def sums(*components: Any) -> Any:
-            found = []
-            for i, part in enumerate(arguments.with_components(components).parts(counts)):
-                traced = self._trace(part)
-                bindings = self._residence.bindings(i, traced.captures)
-                leaves = traced.on(self._devices[i], part.components(), bindings, replica=i)
-                found.append(traced.pack(leaves))
+            parts = arguments.with_components(components).parts(counts)
+            slices = [part.components() for part in parts]
+            results = together(traces, self._devices[: len(counts)], slices, bindings, star(len(counts)))
+            found = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]

@@ -11,6 +11,13 @@ from colonnade.run.split import is_tensor
 JOINS = ("concat", "mean", "sum", "stack")
 
 
+def check_join(join: str, where: str) -> None:
+    """Refuse a word that is no join."""
+    if join not in JOINS:
+        rule = f"must be one of {', '.join(JOINS)}"
+        raise InvalidArgument(where, [Problem("join", join, rule, "Leave it out to concatenate")])
+
+
 def join_leaf(
     path: str, replicas: Sequence[Any], counts: Sequence[Any], join: str, follows_batch: bool, where: str
 ) -> Any:

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, NotFinite, Problem
+from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.objective import Objective, Share
-from colonnade.run.reduce import Order, reduce, spread, star
+from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
 from colonnade.run.residence import Residence
+from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import Voice, trace
 from colonnade.run.update import Update
@@ -79,8 +80,8 @@ class Lockstep:
         total = batch.size("the batch")
         assert total is not None
         counts = sizes(total, len(self.devices))
-        for i, part in enumerate(_specs(batch, counts)):
-            self._objective(part, i, len(counts))
+        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(_specs(batch, counts))]
+        check("the loss function", problems(traces))
         first = next(iter(self._objectives.values()))
         if self.residence is None:
             self._settle(first)
@@ -128,15 +129,16 @@ class Lockstep:
         total = batch.size("the batch")
         assert total is not None
         counts = sizes(total, len(self.devices))
-        shares, calls = [], []
-        for i, part in enumerate(_with_factor(batch, counts)):
-            objective = self._objective(part, i, len(counts))
-            bindings = self.residence.bindings(i, objective.captures)
-            leaves = objective.on(self.devices[i], part.components(), bindings, replica=i)
-            shares.append(objective.pack(leaves))
-            calls += [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
         order = self._order if len(counts) == len(self.devices) else star(len(counts))
-        gradients = reduce([s.gradients for s in shares], self.devices[: len(counts)], order)
+        parts = _with_factor(batch, counts)
+        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
+        bindings = [self.residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+        components = [part.components() for part in parts]
+        results = together(traces, self.devices[: len(counts)], components, bindings, order)
+        shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+        calls = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        working = self.devices[: len(counts)]
+        gradients = reduce([s.gradients for s in shares], working, order, bucket_bytes=bucket_for(working))
         loss, metrics, weight = _summed(shares)
         if weight is not None:
             gradients = [g if g is None else _divided(g, weight) for g in gradients]

@@ -87,7 +87,8 @@ class Objective(Traced):
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))
-        gradients = tape.gradient(differentiated, self.parameters)
+        with self._exchange.around_gradient():
+            gradients = tape.gradient(differentiated, self.parameters)
         return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, _health(gradients))
 
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
-from colonnade.run.join import JOINS, join_leaf
+from colonnade.run.join import check_join, join_leaf
+from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, is_tensor, parameter_names, sizes
 from colonnade.run.trace import Traced, Voice
 
@@ -133,7 +134,10 @@ class Parallel:
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Traced:
         """One trace for all replicas whose slices have the same shape, or one each where it must be."""
         traced = self._cached(part, None)
-        if num_replicas == 1 or not (traced.repeats or traced.speaks):
+        if num_replicas == 1:
+            return traced
+        check(self._where, refusals(traced))
+        if not (traced.repeats or traced.speaks):
             return traced
         return self._cached(part, Voice(replica, self.devices[replica], traced.repeats))
 
@@ -221,9 +225,7 @@ def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, j
         >>> float(loss(tf.constant([1.0, 2.0, 6.0])))
         3.0
     """
-    if join not in JOINS:
-        rule = f"must be one of {', '.join(JOINS)}"
-        raise InvalidArgument("parallel()", [Problem("join", join, rule, "Leave it out to concatenate")])
+    check_join(join, "parallel()")
     if fn is None:
         return functools.partial(parallel, devices=devices, join=join)
     if not callable(fn):

@@ -38,6 +38,11 @@ def order_for(devices: Sequence[str]) -> Order:
     return tuple(reduction(hardware.topology().select(positions)))
 
 
+def bucket_for(devices: Sequence[str]) -> int:
+    """How large messages should be: joining gradients costs a copy, which only pays on links."""
+    return 4 * 2**20 if hardware.are_cards(devices) else 0
+
+
 def reduce(
     gradients: Sequence[Sequence[Any]], devices: Sequence[str], order: Order, *, bucket_bytes: int = 0
 ) -> list[Any]:

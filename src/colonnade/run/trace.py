@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware.placement import short
+from colonnade.run.exchange import Exchange
 from colonnade.run.graph import Capture, captures, nodes
 from colonnade.run.split import Arguments, flatten, is_tensor, pack
 
@@ -80,7 +81,8 @@ class Traced:
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
         self._mistakes: list[ColonnadeError] = []
-        flat = self._flat(fn, arguments, outputs)
+        self._exchange = Exchange(self._mistakes)
+        flat = self._flat(self._exchange.around(fn), arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         with voice.speaking() if voice else nullcontext():
             function = tf.function(voice.of(flat) if voice else flat)
@@ -96,6 +98,8 @@ class Traced:
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self._types = [output.dtype for output in self.concrete.outputs]
         self.captures = captures(self.concrete)
+        # The ops that stand for sums over the replicas.
+        self.marks = self._exchange.marks(self.concrete.graph)
         self._refuse_iterators(fn)
 
     def _ours(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,22 +182,27 @@ class Traced:
             flat = self._differentiable(device, components, name)
         else:
             with tf.device(device), tf.name_scope(name):
-                flat = self._rebound(components, variables)
-        tensors = iter(
-            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
-        )
-        return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
+                flat = tf.raw_ops.StatefulPartitionedCall(
+                    args=self.bound(components, variables), Tout=self._types, f=self.concrete
+                )
+        return self.leaves(flat)
 
-    def _rebound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
+    def bound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
+        """All inputs of the concrete function, with other handles for its variables."""
         handles = [
             variables.get(capture.variable.ref(), capture.tensor)
             if capture.variable is not None
             else capture.tensor
             for capture in self.captures
         ]
-        return tf.raw_ops.StatefulPartitionedCall(
-            args=[*components, *handles], Tout=self._types, f=self.concrete
+        return [*components, *handles]
+
+    def leaves(self, flat: Sequence[Any]) -> list[Any]:
+        """The leaves of the result, from the outputs of the concrete function."""
+        tensors = iter(
+            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
         )
+        return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
 
     def _differentiable(self, device: str, components: Sequence[Any], name: str) -> list[Any]:
         """The call with a gradient that runs on the same device.
@@ -236,7 +245,7 @@ class Traced:
             node = node.rpartition("/")[0]
         if not node:
             return None
-        frames = [frame for frame in graph.get_operation_by_name(node).traceback if _is_users(frame.filename)]
+        frames = [frame for frame in graph.get_operation_by_name(node).traceback if is_users(frame.filename)]
         if not frames:
             return None
         file, number = frames[-1].filename, frames[-1].lineno
@@ -289,9 +298,7 @@ def _name(fn: Callable[..., Any]) -> str:
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, traceback) if module.__file__)
 
 
-def _is_users(filename: str) -> bool:
-    """Whether a file belongs to neither TensorFlow, Keras, the standard library nor Colonnade."""
-    here = str(Path(__file__).parent.parent)
-    return not (
-        filename.startswith((here, "<")) or "site-packages" in filename or filename.startswith(_LIBRARIES)
-    )
+def is_users(filename: str) -> bool:
+    """Whether a file belongs to neither TensorFlow, Keras, AutoGraph, the standard library nor Colonnade."""
+    ours = (str(Path(__file__).parent.parent), "<", *_LIBRARIES)
+    return not (filename.startswith(ours) or "site-packages" in filename or "__autograph_" in filename)

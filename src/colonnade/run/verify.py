@@ -6,8 +6,9 @@ in which floats are added, and that much is rounding. A cause is never guessed: 
 device that shows it or does not.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from colonnade.hardware import devices as hardware
+from colonnade.run.join import check_join
 from colonnade.run.parallel import Devices, Parallel
 from colonnade.run.split import Arguments, flatten, is_tensor, parameter_names, sizes
 
@@ -70,6 +72,15 @@ class Report:
         """Why it is not the same function: keys of `CAUSES`."""
         return tuple(dict.fromkeys(row.cause for row in self.rows if row.cause))
 
+    def to_json(self) -> str:
+        """The report as JSON; an infinite difference (another shape, a missing value) is null."""
+        rows = [
+            {**asdict(row), "difference": row.difference if np.isfinite(row.difference) else None}
+            for row in self.rows
+        ]
+        facts = {"equal": bool(self), "causes": self.causes, "devices": self.devices, "rows": rows}
+        return json.dumps(facts, indent=2)
+
     def __str__(self) -> str:
         table = Table(title=f"{len(self.devices)} devices against one", title_justify="left")
         for column, side in (
@@ -115,6 +126,7 @@ def verify(
         >>> cn.verify(lambda x: x - tf.reduce_mean(x), tf.random.normal([9, 2]), devices=4).causes[0]
         'statistics'
     """
+    check_join(join, "verify()")
     chosen = hardware.resolve(devices, "verify()")
     experiment = _Experiment(fn, Arguments(args, kwargs, parameter_names(fn)), chosen, join)
     with experiment.state_kept():

@@ -1,6 +1,10 @@
-"""The first thing a newcomer sees: the same fit on one device and on all of them."""
+"""The first thing a newcomer sees: real digits, learned on one device and then on all of them."""
 
-import time
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,66 +13,167 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from colonnade.errors import ColonnadeError
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import placement, short
 from colonnade.run.parallel import make_parallel
+from colonnade.run.trainer import Trainer
 
-STEPS = 1000
+EPOCHS = 11
+BATCH_SIZE = 128
+TRAINING = 1536  # of the 1797 digits, so that all batches are full
+EXAMPLE = Path(__file__).parents[3] / "examples" / "08_keras_fit" / "after.py"  # in a clone
 
 
-class Quadratic:
-    """y = 5x^2 + 3, to be found from examples by Adam."""
+@dataclass(frozen=True)
+class Digits:
+    """Images with values from 0 to 1, and labels."""
 
-    def __init__(self, num_devices: int) -> None:
-        self.num_devices = num_devices
-        self.w = tf.Variable([[0.0], [0.0], [0.0]], name="w")
-        self.optimizer = keras.optimizers.Adam(0.1)
-        self.train = tf.function(self._train)
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
 
-    def model(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.concat([x * x, x, tf.ones_like(x)], axis=1) @ self.w
 
-    def _train(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            prediction = make_parallel(self.model, self.num_devices, x=x)
-            loss = tf.reduce_mean((prediction - y) ** 2)
-        self.optimizer.apply([tape.gradient(loss, self.w)], [self.w])
-        return loss
+@dataclass(frozen=True)
+class Run:
+    """What came of one training."""
+
+    model: keras.Model
+    examples_per_second: float
+    accuracy: float
 
 
 def demo(console: Console) -> None:
-    """Set up the devices, fit on one and on all, show that the results agree and where each half ran."""
-    virtual = None if hardware.visible_cards() else max(2, psutil.cpu_count() or 2)
+    """Train on one device and on all, and show that the results agree, how fast it was and where it ran."""
+    digits = _digits()
+    cards = len(hardware.visible_cards())
+    virtual = {0: max(2, min(4, psutil.cpu_count() or 2)), 1: 2}.get(cards)
     devices = hardware.setup(virtual=virtual)
-    console.print(f"[bold]{len(devices)} devices[/]: {', '.join(map(short, devices))}")
+    _print_devices(console, devices, cards, virtual)
+    one = _trained(console, digits, devices[:1])
+    every = _trained(console, digits, devices)
+    _print_results(console, one, every, len(devices))
+    if every.examples_per_second < one.examples_per_second and virtual:
+        console.print(
+            "All devices together were not faster than one here: virtual devices share the same "
+            f"{'card' if cards else 'cores'}, and one device can use all of them.\n"
+        )
+    _print_places(console, every.model, digits, devices)
+    _print_next(console)
+
+
+def _digits() -> Digits:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise ColonnadeError(
+            "colonnade demo needs scikit-learn, which has the digits. Install it: pip install scikit-learn"
+        ) from None
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    x = (images[order] / 16).astype("float32").reshape(-1, 8, 8, 1)
+    y = labels[order]
+    return Digits((x[:TRAINING], y[:TRAINING]), (x[TRAINING:], y[TRAINING:]))
+
+
+def _model() -> keras.Model:
+    """Without kinks in its activations, at which rounding errors would grow from step to step."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input([8, 8, 1]),
+            keras.layers.Conv2D(32, 3, padding="same", activation="elu"),
+            keras.layers.Conv2D(64, 3, padding="same", activation="elu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="elu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def _trained(console: Console, digits: Digits, devices: tuple[str, ...]) -> Run:
+    model = _model()
+
+    def loss(images: Any, labels: Any) -> Any:
+        logits = model(images)
+        losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        return losses, {"accuracy": keras.metrics.sparse_categorical_accuracy(labels, logits)}
+
+    console.print(f"Training on {', '.join(map(short, devices))}", highlight=False)
+    trainer = Trainer(loss, keras.optimizers.Adam(1e-3), devices=devices)
+    # The first epoch builds the graph and is not timed.
+    trainer.fit(digits.train, batch_size=BATCH_SIZE, epochs=1, progress=False)
+    history = trainer.fit(digits.train, batch_size=BATCH_SIZE, epochs=EPOCHS - 1, log_every=40)
+    tested = trainer.evaluate(digits.test, batch_size=len(digits.test[0]))
+    return Run(model, history.examples_per_second, tested.metrics["accuracy"])
+
+
+def _print_devices(console: Console, devices: tuple[str, ...], cards: int, virtual: int | None) -> None:
+    table = _table("Devices", "device", "what")
+    what = {0: "virtual device, a share of the CPU", 1: "virtual device, a share of the card"}
+    for device in devices:
+        table.add_row(short(device), what.get(cards, "card"))
+    console.print(table)
     if virtual:
         console.print(
-            "No cards are visible, so the CPU is divided into virtual devices: cn.setup(virtual=...).\n"
+            f"{'One card is visible; it' if cards else 'No cards are visible; the CPU'} is divided into "
+            f"virtual devices: cn.setup(virtual={virtual}).\n"
         )
-    x = np.random.default_rng(0).uniform(-1, 1, (1000, 1)).astype("float32")
-    y = 5 * x**2 + 3
-    results = Table(title=f"y = 5x² + 3 from 1000 examples, {STEPS} steps of Adam(0.1)", title_justify="left")
-    for column in ("devices", "w", "loss", "ms per step"):
-        results.add_column(column, justify="right")
-    fits = {count: Quadratic(count) for count in (1, len(devices))}
-    for count, fit in fits.items():
-        loss = fit.train(x, y)
-        start = time.perf_counter()
-        for _ in range(STEPS - 1):
-            loss = fit.train(x, y)
-        each = (time.perf_counter() - start) / (STEPS - 1)
-        weights = "  ".join(f"{w:+.4f}" for w in fit.w.numpy().ravel())
-        results.add_row(str(count), weights, f"{float(loss):.1e}", f"{1000 * each:.2f}")
-    console.print(results)
-    one, every = (fit.w.numpy() for fit in fits.values())
-    console.print(f"Largest difference between the two: {np.abs(one - every).max():.1e}\n")
-    rows = placement(fits[len(devices)].train, x, y)
-    ran = Table(title="Where the replicas ran (MatMul)", title_justify="left")
-    for column in ("replica", "forward", "backward"):
-        ran.add_column(column)
+
+
+def _print_results(console: Console, one: Run, every: Run, num_devices: int) -> None:
+    title = f"{TRAINING} real digits, {EPOCHS} epochs, one seed"
+    table = _table(title, "*devices", "*examples/s", "*speed-up", "*test accuracy")
+    for count, run in ((1, one), (num_devices, every)):
+        speedup = run.examples_per_second / one.examples_per_second
+        table.add_row(
+            str(count), f"{run.examples_per_second:,.0f}", f"{speedup:.2f}", f"{100 * run.accuracy:.1f}%"
+        )
+    console.print()
+    console.print(table)
+    weights = zip(one.model.get_weights(), every.model.get_weights(), strict=True)
+    difference = max(float(np.abs(a - b).max()) for a, b in weights)
+    console.print(f"Largest difference between a parameter of the two: {difference:.1e}\n")
+
+
+def _print_places(console: Console, model: keras.Model, digits: Digits, devices: tuple[str, ...]) -> None:
+    """The devices of the convolutions, for one forward and one backward pass of the same model."""
+
+    def gradients(images: Any) -> Any:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(make_parallel(model, len(devices), inputs=images))
+        return tape.gradient(total, model.trainable_variables)
+
+    rows = placement(gradients, digits.test[0]).ops
+    table = _table("Where the convolutions ran", "replica", "forward", "backward")
     for i in range(len(devices)):
-        mine = [row for row in rows.ops if row.op == "MatMul" and f"replica_{i}_" in row.name]
-        where = {row.phase: short(row.actual) for row in mine}
-        ran.add_row(str(i), where.get("forward", "-"), where.get("backward", "-"))
-    console.print(ran)
-    console.print("\nTry next:  [bold].venv/bin/python examples/01_make_parallel/after.py[/]")
+        mine = [row for row in rows if "Conv2D" in row.op and f"replica_{i}_" in row.name]
+        where = {
+            phase: ", ".join(sorted({short(row.actual) for row in mine if row.phase == phase}))
+            for phase in ("forward", "backward")
+        }
+        table.add_row(str(i), where["forward"], where["backward"])
+    console.print(table)
+
+
+def _print_next(console: Console) -> None:
+    console.print(
+        "\nTry next: [bold]cn.fit(model, x, y)[/] in place of model.fit(x, y) in a program of yours"
+    )
+    if EXAMPLE.exists():
+        python, example = (_from_here(path) for path in (sys.executable, EXAMPLE))
+        console.print(f"       or: [bold]{python} {example}[/]", soft_wrap=True)
+
+
+def _from_here(path: str | Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else relative
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table; a column whose name starts with * holds numbers."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.lstrip("*"), justify="right" if column.startswith("*") else "left")
+    return table

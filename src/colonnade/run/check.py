@@ -1,0 +1,66 @@
+"""One check of the self-test: what it compares, how much may differ, and what came of it."""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["passed", "failed", "not applicable"]
+STATES: dict[bool | None, State] = {True: "passed", False: "failed", None: "not applicable"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: `passed` is None where it does not apply."""
+
+    passed: bool | None
+    found: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a check on this machine."""
+
+    check: str
+    compares: str
+    tolerance: str  # with its reason
+    state: State
+    found: str
+    seconds: float
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison, and how much may differ for what reason."""
+
+    name: str
+    compares: str
+    tolerance: str
+    run: Callable[[tuple[str, ...]], Verdict]
+
+    def on(self, devices: tuple[str, ...]) -> Result:
+        """Run it on these devices; an error is a failure, so that the other checks still run."""
+        begin = time.perf_counter()
+        try:
+            verdict = self.run(devices)
+        except Exception as error:
+            verdict = Verdict(False, _told(error), {"where": _where(error)})
+        seconds = round(time.perf_counter() - begin, 2)
+        state = STATES[verdict.passed]
+        return Result(
+            self.name, self.compares, self.tolerance, state, verdict.found, seconds, verdict.figures
+        )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+
+
+def _where(error: Exception) -> list[str]:
+    """The functions of Colonnade that the error went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    parts = [(frame.filename.replace("\\", "/").rpartition("/colonnade/")[2], frame) for frame in frames]
+    return [f"{name}:{frame.lineno} {frame.name}" for name, frame in parts if name and "/" in name]

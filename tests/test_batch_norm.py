@@ -1,0 +1,533 @@
+"""Batch normalisation on several devices, local and synchronised, against one device on the same seeds.
+
+Tolerance: sums over slices add the same float32 numbers in another order. Measured differences after
+five steps are at most 5e-7 on numbers of the size of 1; `CLOSE` leaves room for other kernels and is
+far below what a missing part of the synchronisation changes (1e-2 and more).
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+from colonnade.run import exchange, segments
+from colonnade.run.split import Arguments
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+FAR = 1e-2
+MODES = ("shared", "mirrored", "partitioned")
+
+
+def norm(*, synchronized=True, **options):
+    return keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.8, **options)
+
+
+def stacked(synchronized):
+    """Two layers in sequence: the sums of the second need those of the first."""
+    layers = keras.layers
+    return [
+        keras.Input([4]),
+        layers.Dense(5, activation="tanh"),
+        norm(synchronized=synchronized),
+        layers.Dense(3),
+        norm(synchronized=synchronized),
+        layers.Dense(1),
+    ]
+
+
+def convolutional(synchronized):
+    layers = keras.layers
+    return [
+        keras.Input([4]),
+        layers.Reshape([2, 2, 1]),
+        layers.Conv2D(3, 2, padding="same", use_bias=False),
+        norm(synchronized=synchronized),
+        layers.ReLU(),
+        layers.Flatten(),
+        layers.Dense(1),
+    ]
+
+
+def twice(synchronized):
+    """One layer called two times: it writes its moving averages two times in a step."""
+    shared = norm(synchronized=synchronized)
+    layers = keras.layers
+    return [
+        keras.Input([4]),
+        layers.Dense(4),
+        shared,
+        layers.Dense(4, activation="tanh"),
+        shared,
+        layers.Dense(1),
+    ]
+
+
+def batches(rows, steps=5, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        x = rng.normal(1.0, 2.0, [rows, 4]).astype("float32")
+        yield x, (x[:, :1] - x[:, 1:2] * x[:, 2:3]).astype("float32")
+
+
+def built(layers, synchronized):
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(layers(synchronized))
+
+
+def loss_of(model):
+    def loss(x, y):
+        return tf.squeeze((tf.cast(model(x, training=True), y.dtype) - y) ** 2, axis=1)
+
+    return loss
+
+
+def trained(layers, devices, *, synchronized=True, variables="shared", rows=12, optimizer=None, **options):
+    """The losses of some steps, and all variables of the model after them."""
+    model = built(layers, synchronized)
+    optimizer = optimizer or keras.optimizers.SGD(0.05, momentum=0.9)
+    trainer = cn.Trainer(loss_of(model), optimizer, devices=devices, variables=variables, **options)
+    losses = [trainer.train_on_batch(x, y).loss for x, y in batches(rows)]
+    return losses, values(model)
+
+
+def values(model):
+    return {v.path: v.numpy() for v in model.variables if v.dtype == "float32"}
+
+
+def assert_same(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], **CLOSE)
+    for (name, value), other in zip(found[1].items(), expected[1].values(), strict=True):
+        np.testing.assert_allclose(value, other, err_msg=name, **CLOSE)
+
+
+def difference(found, expected):
+    pairs = zip(found[1].values(), expected[1].values(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """What one device and plain batch normalisation give, by layers and rows."""
+    kept = {}
+
+    def expected(layers, rows):
+        if (layers, rows) not in kept:
+            kept[layers, rows] = trained(layers, 1, synchronized=False, rows=rows)
+        return kept[layers, rows]
+
+    return expected
+
+
+# 13 rows give slices of two sizes, and so two traces.
+@pytest.mark.parametrize("rows", [12, 13])
+@pytest.mark.parametrize("variables", MODES)
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_synchronised_equals_one_device(devices, variables, rows, one_device):
+    found = trained(stacked, devices, variables=variables, rows=rows)
+    assert_same(found, one_device(stacked, rows))
+
+
+@pytest.mark.parametrize("layers", [convolutional, twice])
+@pytest.mark.parametrize(("devices", "variables"), [(2, "mirrored"), (3, "shared"), (4, "partitioned")])
+def test_other_models_equal_one_device(layers, devices, variables, one_device):
+    assert_same(trained(layers, devices, variables=variables, rows=13), one_device(layers, 13))
+
+
+def test_fewer_rows_than_devices():
+    """Small steps, because statistics of three rows make a loss that magnifies every rounding."""
+    one = trained(stacked, 1, synchronized=False, rows=3, optimizer=keras.optimizers.SGD(0.01))
+    assert_same(trained(stacked, 4, rows=3, optimizer=keras.optimizers.SGD(0.01)), one)
+
+
+def test_gradients_equal_those_of_one_device():
+    """With SGD and a rate of 1 a step moves every parameter by its gradient."""
+    moved = []
+    for devices, synchronized in ((1, False), (3, True)):
+        model = built(stacked, synchronized)
+        before = [v.numpy() for v in model.trainable_variables]
+        trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(1.0), devices=devices)
+        trainer.train_on_batch(*next(batches(13)))
+        moved.append([a - v.numpy() for a, v in zip(before, model.trainable_variables, strict=True)])
+    assert max(np.abs(g).max() for g in moved[0]) > 0.1
+    for found, expected in zip(moved[1], moved[0], strict=True):
+        np.testing.assert_allclose(found, expected, **CLOSE)
+
+
+def test_local_is_something_else(one_device):
+    assert difference(trained(stacked, 2, synchronized=False), one_device(stacked, 12)) > FAR
+
+
+def test_without_its_backward_part_it_is_something_else(monkeypatch, one_device):
+    """The sums stay, and gradients pass them unsummed."""
+
+    def forward_only(self, value):
+        @tf.custom_gradient
+        def marked(tensor):
+            mark = tf.identity(tensor, name=exchange.MARK)
+            self._marks.append(mark)
+            return mark, lambda gradient: gradient
+
+        return marked(value)
+
+    monkeypatch.setattr(exchange.Exchange, "_marked", forward_only)
+    found = trained(stacked, 2)
+    # The first loss is a forward pass, and right; then the parameters go astray.
+    np.testing.assert_allclose(found[0][0], one_device(stacked, 12)[0][0], **CLOSE)
+    assert difference(found, one_device(stacked, 12)) > FAR
+
+
+def test_adam_clipping_and_a_penalty():
+    def run(devices, synchronized):
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+        return trained(convolutional, devices, synchronized=synchronized, rows=13, optimizer=optimizer)
+
+    assert_same(run(3, True), run(1, False))
+
+
+def test_steps_inside_the_graph_and_a_short_last_batch():
+    found = []
+    for devices, synchronized in ((1, False), (3, True)):
+        model = built(stacked, synchronized)
+        trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=devices)
+        x, y = next(batches(31))
+        history = trainer.fit((x, y), epochs=3, batch_size=12, log_every=4, progress=False)
+        found.append((history.losses, values(model)))
+    assert len(found[0][0]) == 9
+    assert_same(found[1], found[0])
+
+
+def test_weighted_losses():
+    found = []
+    for devices, synchronized in ((1, False), (2, True)):
+        model = built(stacked, synchronized)
+
+        def loss(x, y, model=model):
+            return cn.Weighted(tf.squeeze((model(x, training=True) - y) ** 2, axis=1), tf.abs(x[:, 0]))
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=devices)
+        losses = [trainer.train_on_batch(x, y).loss for x, y in batches(13)]
+        found.append((losses, values(model)))
+    assert_same(found[1], found[0])
+
+
+def test_evaluation_with_batch_statistics_is_synchronised_too():
+    """A loss function that always trains uses the statistics of the batch in `evaluate` as well."""
+    x, y = next(batches(13))
+    found = []
+    for devices, synchronized in ((1, False), (4, True)):
+        model = built(stacked, synchronized)
+        trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=devices)
+        before = values(model)
+        found.append(trainer.evaluate((x, y), batch_size=13).loss)
+        for name, value in values(model).items():
+            np.testing.assert_array_equal(value, before[name])
+    np.testing.assert_allclose(found[1], found[0], **CLOSE)
+
+
+def test_keras_fit():
+    found = []
+    for devices, synchronized in ((1, False), (3, True)):
+        model = built(stacked, synchronized)
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        x, y = next(batches(31))
+        history = cn.fit(model, x, y, devices=devices, batch_size=12, epochs=3, shuffle=False, verbose=0)
+        found.append((history.history["loss"] + history.history["mae"], values(model)))
+    assert_same(found[1], found[0])
+
+
+def test_half_precision_policy():
+    """Statistics are summed in float32; what lies around them is rounded to 8 bits."""
+    found = []
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        for devices, synchronized in ((1, False), (2, True)):
+            found.append(trained(stacked, devices, synchronized=synchronized))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert difference(found[1], found[0]) < 0.05
+
+
+def test_layers_that_are_called_again_for_the_gradient():
+    """`tf.recompute_grad` calls the layer in the backward pass, and that must be synchronised as well."""
+    found = []
+    for devices, synchronized in ((1, False), (3, True)):
+        keras.utils.set_random_seed(7)
+        dense, layer, last = keras.layers.Dense(3), norm(synchronized=synchronized), keras.layers.Dense(1)
+        for built_now, width in ((dense, 4), (layer, 3), (last, 3)):
+            built_now.build([None, width])
+        again = tf.recompute_grad(lambda x, dense=dense, layer=layer: layer(dense(x), training=True))
+
+        def loss(x, y, again=again, last=last):
+            return tf.squeeze((last(again(x)) - y) ** 2, axis=1)
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=devices)
+        losses = [trainer.train_on_batch(x, y).loss for x, y in batches(13)]
+        found.append((losses, {v.path: v.numpy() for v in (*dense.variables, *layer.variables)}))
+    assert_same(found[1], found[0])
+
+
+def test_between_embedding_loop_and_prints(capfd):
+    """Sparse gradients, a loop whose tensors are needed by its gradient, a trace for each replica."""
+    found = []
+    for devices, synchronized in ((1, False), (3, True)):
+        keras.utils.set_random_seed(7)
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input([6], dtype="int32"),
+                layers.Embedding(11, 4),
+                norm(synchronized=synchronized),
+                layers.LSTM(3),
+                norm(synchronized=synchronized),
+                layers.Dense(1),
+            ]
+        )
+
+        def loss(x, y, model=model):
+            tf.print("rows", tf.shape(x)[0])
+            return tf.squeeze((model(x, training=True) - y) ** 2, axis=1)
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=devices)
+        rng = np.random.default_rng(0)
+        losses = []
+        for _ in range(3):
+            x, y = rng.integers(0, 11, [13, 6]), rng.normal(size=[13, 1]).astype("float32")
+            losses.append(trainer.train_on_batch(x, y).loss)
+        found.append((losses, values(model)))
+    assert_same(found[1], found[0])
+    assert capfd.readouterr().err.count("[CPU:2] rows 4") == 3
+
+
+def test_a_model_that_is_built_by_the_first_call():
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.layers.Dense(3), norm(), keras.layers.Dense(1)])
+    trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=2)
+    losses = [trainer.train_on_batch(x, y).loss for x, y in batches(12)]
+    assert np.isfinite(losses).all()
+    assert len(model.trainable_variables) == 6
+
+
+@pytest.mark.parametrize("variables", MODES)
+def test_a_nan_stops_before_anything_is_applied(variables):
+    model = built(stacked, True)
+    trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=3, variables=variables)
+    x, y = next(batches(12))
+    trainer.train_on_batch(x, y)
+    before = values(model)
+    bad = x.copy()
+    bad[-1] = np.nan
+    with pytest.raises(cn.NotFinite, match="step 2"):
+        trainer.train_on_batch(bad, y)
+    for name, value in values(model).items():
+        np.testing.assert_array_equal(value, before[name])
+    assert np.isfinite(trainer.train_on_batch(x, y).loss)
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_a_skipped_step_leaves_no_trace_in_the_moving_averages(synchronized):
+    """Also inside the graph, where the replicas' own copies go on to the next step."""
+    good = list(batches(12, steps=3))
+    bad = (np.full([12, 4], np.nan, "float32"), good[0][1])
+    found = []
+    for data in (good, [good[0], bad, *good[1:]]):
+        model = built(stacked, synchronized)
+        trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=2, on_nan="skip")
+        parts = tuple(np.stack(part) for part in zip(*data, strict=True))
+        dataset = tf.data.Dataset.from_tensor_slices(parts)
+        trainer.fit(dataset, log_every=10, progress=False)
+        found.append(([], values(model)))
+    assert difference(found[1], found[0]) == 0.0
+
+
+def test_two_clones_learn_a_binary_problem():
+    """Scenario E1: 16 examples of 4 numbers; loss below a fifth; the moving averages are the data's."""
+    rng = np.random.default_rng(0)
+    y = np.arange(16) % 2
+    x = (rng.normal(size=[16, 4]) + 2.0 * y[:, None] + [1.0, 2.0, 3.0, 4.0]).astype("float32")
+    for synchronized in (True, False):
+        keras.utils.set_random_seed(3)
+        layer = keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.1)
+        model = keras.Sequential([keras.Input([4]), layer, keras.layers.Dense(1)])
+
+        def loss(x, y, model=model):
+            logits = tf.squeeze(model(x, training=True), axis=1)
+            return tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y, tf.float32), logits)
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(1.0), devices=2)
+        losses = [trainer.train_on_batch(x, y).loss for _ in range(10)]
+        assert losses[-1] < losses[0] / 5
+        # Ten steps with a momentum of 0.1 leave 1e-10 of the initial values.
+        np.testing.assert_allclose(layer.moving_mean.numpy(), x.mean(axis=0), rtol=1e-5)
+        variance = (
+            x.var(axis=0) if synchronized else np.stack([x[:8].var(axis=0), x[8:].var(axis=0)]).mean(axis=0)
+        )
+        np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-4)
+
+
+def clones(synchronized):
+    """Scenario E2: the square of the first example's normalised value, the mean, the variance."""
+    layer = keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.0, epsilon=0.0)
+    w = tf.Variable(1.0)
+
+    def loss(x, chosen):
+        normalised = layer(x, training=True)[:, 0]
+        return w * normalised, {"chosen": normalised**2 * chosen}
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=2)
+    x = np.array([[0.0], [2.0], [10.0], [16.0]], "float32")
+    record = trainer.train_on_batch(x, np.array([4.0, 0.0, 0.0, 0.0], "float32"))
+    return record.metrics["chosen"], layer.moving_mean.numpy()[0], layer.moving_variance.numpy()[0]
+
+
+def test_clones_with_different_data_local():
+    """Each replica normalises with its own slice; moving averages are the mean over the replicas."""
+    square, mean, variance = clones(False)
+    np.testing.assert_allclose(square, 1.0, rtol=1e-5)  # 0 in (0, 2): one deviation below the mean
+    np.testing.assert_allclose([mean, variance], [(1 + 13) / 2, (1 + 9) / 2], rtol=1e-5)
+
+
+def test_clones_with_different_data_synchronised():
+    """All replicas normalise with the statistics of the global batch (0, 2, 10, 16)."""
+    square, mean, variance = clones(True)
+    np.testing.assert_allclose([mean, variance], [7.0, 41.0], rtol=1e-5)
+    np.testing.assert_allclose(square, 49 / 41, rtol=1e-5)
+
+
+def test_several_runs_are_equal_bit_for_bit():
+    first, second = trained(stacked, 4, rows=13), trained(stacked, 4, rows=13)
+    assert first[0] == second[0]
+    assert difference(first, second) == 0.0
+
+
+def test_a_trace_without_synchronisation_is_not_cut(monkeypatch):
+    def never(*_):
+        raise AssertionError("cut")
+
+    monkeypatch.setattr(segments, "_Cut", never)
+    trained(stacked, 2, synchronized=False)
+    trained(stacked, 1, synchronized=True)
+
+
+def test_replicas_run_on_their_devices():
+    engine = cn.Trainer(loss_of(built(convolutional, True)), keras.optimizers.SGD(0.05), devices=2)._engine
+    batch = Arguments(tuple(tf.constant(part) for part in next(batches(12))), {})
+    engine.prepare(batch)
+    report = cn.placement(lambda *parts: engine.step(batch.with_components(parts)).loss, *batch.components())
+    for kind in ("Conv2D", "Conv2DBackpropFilter"):
+        where = sorted(row.actual[-5:] for row in report.ops if row.op.endswith(kind))
+        assert where == ["CPU:0", "CPU:1"]
+
+
+def refused(loss, *batch, **options):
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=2, **options)
+    with pytest.raises(cn.InvalidArgument) as error:
+        trainer.train_on_batch(*batch)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["function", "loop", "branch"])
+def test_synchronisation_in_a_nested_function_is_refused(kind):
+    layer, w = norm(name="deep"), tf.Variable(1.0)
+    layer.build([None, 4])
+
+    @tf.function
+    def function(x):
+        return layer(x, training=True)
+
+    def nested(x):
+        if kind == "function":
+            return function(x)
+        if kind == "loop":
+            return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, layer(x, training=True)), (0, x))[1]
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x, training=True), lambda: x)
+
+    def loss(x):
+        return w * tf.reduce_sum(nested(x) ** 3, axis=1)
+
+    x = next(batches(12))[0]
+    said = refused(loss, x)
+    assert "deep" in said
+    assert "cannot be cut" in said
+    assert np.isfinite(cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=1).train_on_batch(x).loss)
+
+
+def test_a_nested_function_that_was_traced_before_is_refused():
+    layer, w = norm(name="early"), tf.Variable(1.0)
+    function = tf.function(lambda x: layer(x, training=True))
+    x = next(batches(12))[0]
+    function(tf.constant(x[:6]))
+    said = refused(lambda x: w * tf.reduce_sum(function(x) ** 3, axis=1), x)
+    assert "early" in said
+    assert "traced before" in said
+
+
+def test_a_mask_which_keras_does_not_synchronise_is_refused():
+    layer, w = norm(name="masked"), tf.Variable(1.0)
+
+    def loss(x):
+        normalised = layer(
+            tf.reshape(x, [-1, 2, 2]), training=True, mask=tf.reshape(x, [-1, 2, 2])[..., 0] > 0
+        )
+        return w * tf.reduce_sum(normalised**3, axis=[1, 2])
+
+    said = refused(loss, next(batches(12))[0])
+    assert "masked" in said
+    assert "mask" in said
+
+
+def test_a_mean_over_replicas_is_refused():
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        mean = tf.distribute.get_replica_context().all_reduce("mean", tf.reduce_mean(x))
+        return w * (x[:, 0] - mean)
+
+    assert "reduce_op" in refused(loss, next(batches(12))[0])
+
+
+def test_sums_that_depend_on_the_size_of_the_slice_are_refused():
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        for _ in range(x.shape[0]):
+            x = x - tf.distribute.get_replica_context().all_reduce("sum", tf.reduce_sum(x)) / 13.0
+        return w * x[:, 0]
+
+    assert "slices of another size" in refused(loss, next(batches(13))[0])
+
+
+def test_a_sum_over_replicas_in_a_function_of_ones_own():
+    """What Keras uses is open to every loss function: here, losses against the batch's mean."""
+    moved = []
+    x = next(batches(13))[0]
+    for devices in (1, 3):
+        w = tf.Variable([1.0, -1.0, 0.5, 2.0])
+
+        def loss(x, w=w):
+            z = tf.linalg.matvec(x, w)
+            total = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(z))
+            return (z - total / 13.0) ** 2
+
+        cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=devices).train_on_batch(x)
+        moved.append(w.numpy())
+    np.testing.assert_allclose(moved[1], moved[0], **CLOSE)
+
+
+def test_parallel_and_verify_refuse_it_by_name():
+    model = keras.Sequential([keras.Input([4]), norm(name="both")])
+    x = tf.constant(next(batches(12))[0])
+
+    def training(x):
+        return model(x, training=True)
+
+    for call in (
+        lambda: cn.parallel(training, devices=2)(x),
+        lambda: cn.make_parallel(training, 2, x=x),
+        lambda: cn.verify(training, x, devices=2),
+    ):
+        with pytest.raises(cn.InvalidArgument, match=r"(?s)both.*cn\.Trainer or cn\.fit"):
+            call()
+    np.testing.assert_allclose(cn.parallel(training, devices=1)(x), training(x), **CLOSE)
+    # For inference nothing is to be synchronised.
+    np.testing.assert_allclose(cn.parallel(model, devices=2)(x), model(x), **CLOSE)
