@@ -1,6 +1,7 @@
 """What a traced graph does with the things it captured, read from its GraphDef."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,13 @@ def captures(concrete: Any) -> tuple[Capture, ...]:
     tensors = concrete.captured_inputs
     inputs = concrete.inputs[len(concrete.inputs) - len(tensors) :]
     graph = concrete.graph.as_graph_def()
-    functions = {function.signature.name: function for function in graph.library.function}
+    functions = {function.signature.name: _Function(function) for function in graph.library.function}
+    consumers = _consumers(graph.node)
     return tuple(
         Capture(
             tensor,
             by_handle.get(id(tensor)),
-            frozenset(_users(graph.node, placeholder.op.name, functions)),
+            frozenset(_users(consumers, placeholder.op.name, functions)),
         )
         for tensor, placeholder in zip(tensors, inputs, strict=True)
     )
@@ -58,33 +60,45 @@ def nodes(graph: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
-def _users(body: Any, source: str, functions: dict[str, Any]) -> Iterator[str]:
-    """Types of the ops that use the tensor `source` (a name without output number, or `name:...:k`)."""
+# By the name of a node: who takes an output of it, as which input, and which output.
+Consumers = dict[str, list[tuple[Any, int, str]]]
+
+
+class _Function:
+    """A function of a graph's library, searched once and not for each capture."""
+
+    def __init__(self, definition: Any) -> None:
+        self.arguments = [argument.name for argument in definition.signature.input_arg]
+        self.consumers = _consumers(definition.node_def)
+
+
+def _consumers(body: Iterable[Any]) -> Consumers:
+    found: Consumers = defaultdict(list)
     for node in body:
         for position, name in enumerate(node.input):
-            if not _names(name, source):
-                continue
-            if node.op in PASSES:
-                yield from _users(
-                    body, f"{node.name}:{position}" if node.op == "IdentityN" else node.name, functions
-                )
-            elif node.op in CALLS and position >= CALLS[node.op]:
-                for function in _called(node, functions):
-                    argument = function.signature.input_arg[position - CALLS[node.op]].name
-                    yield from _users(function.node_def, argument, functions)
-            else:
-                yield node.op
+            # An input is `x`, `x:0`, or inside a function `x:output:0`.
+            source, *output = name.split(":")
+            found[source].append((node, position, output[-1] if output else "0"))
+    return found
 
 
-def _names(name: str, source: str) -> bool:
-    """Whether an input refers to a tensor: `x`, `x:0`, or inside a function `x:output:0`."""
-    node, _, output = source.partition(":")
-    parts = name.split(":")
-    if parts[0] != node:
-        return False
-    return not output or (parts[-1] if len(parts) > 1 else "0") == output
+def _users(consumers: Consumers, source: str, functions: dict[str, _Function]) -> Iterator[str]:
+    """Types of the ops that use what a node puts out, or of `name:k` the output k only."""
+    name, _, wanted = source.partition(":")
+    for node, position, output in consumers.get(name, ()):
+        if wanted and output != wanted:
+            continue
+        if node.op in PASSES:
+            handed_on = f"{node.name}:{position}" if node.op == "IdentityN" else node.name
+            yield from _users(consumers, handed_on, functions)
+        elif node.op in CALLS and position >= CALLS[node.op]:
+            for function in _called(node, functions):
+                argument = function.arguments[position - CALLS[node.op]]
+                yield from _users(function.consumers, argument, functions)
+        else:
+            yield node.op
 
 
-def _called(node: Any, functions: dict[str, Any]) -> list[Any]:
+def _called(node: Any, functions: dict[str, _Function]) -> list[_Function]:
     values = [value for attribute in node.attr.values() for value in (attribute.func, *attribute.list.func)]
     return [functions[value.name] for value in values if value.name in functions]

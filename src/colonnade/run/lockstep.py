@@ -67,6 +67,7 @@ class Lockstep:
         self._objectives: dict[Hashable, Objective] = {}
         self._updates: dict[Hashable, Any] = {}
         self._penalty_trace: Any = None
+        self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self.residence: Residence | None = None
         self.parameters: list[tf.Variable] = []
         with tf.device("/device:CPU:0"):
@@ -99,14 +100,14 @@ class Lockstep:
             self._penalty_trace = _penalty_trace(self._penalty, self.parameters)
         if not self.optimizer.built:
             self.optimizer.build(self.parameters)
-        gradients = [_spec(g) for g in objective.structure.gradients]
+        gradients = _gradient_specs(objective.structure.gradients, self.parameters)
         slots = [getattr(v, "value", v) for v in self.optimizer.variables]
         self.residence = Residence(self._mode, self.devices, self.parameters, slots)
         update = self._update(gradients)
         if self._mode == "partitioned":
-            owners = update.owners(len(self.devices))
-            self.residence.deal({slot.ref(): 0 for slot in slots} | owners)
-            update.place(owners, self.devices)
+            self._owners = update.owners(len(self.devices))
+            self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners)
+            update.place(self._owners, self.devices)
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
@@ -189,7 +190,7 @@ class Lockstep:
 
     def _written(self, gradients: list[Any], num_active: int, order: Order, value: int) -> Any:
         assert self.residence is not None
-        update = self._update([_spec(g) for g in gradients])
+        update = self._update(_gradient_specs(gradients, self.parameters))
         homes = self.devices if self._mode == "mirrored" else self.devices[:1]
         full = order if len(homes) == num_active else star(len(homes))
         copies = spread(gradients, homes, full) if len(homes) > 1 else [gradients]
@@ -234,6 +235,8 @@ class Lockstep:
         key = tuple(specs)
         if key not in self._updates:
             self._updates[key] = Update(self.optimizer, self.parameters, specs)
+            if self._owners:  # a penalty makes sparse gradients dense, which is another update
+                self._updates[key].place(self._owners, self.devices)
         return self._updates[key]
 
 
@@ -292,16 +295,26 @@ def _plus(gradient: Any, extra: Any) -> Any:
     return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
 
 
-def _spec(gradient: Any) -> Any:
-    """A spec with shapes as far as all steps share them: the rows of a sparse gradient vary."""
+def _gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
+
+    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
+    sparse gradient vary.
+    """
+    return [
+        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlicesSpec(
-            shape=gradient.shape,
+            shape=shape,
             dtype=gradient.dtype,
             indices_dtype=gradient.indices.dtype,
             dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
             indices_shape=[None],
         )
-    return tf.TensorSpec(gradient.shape, gradient.dtype)
+    return tf.TensorSpec(shape, gradient.dtype)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,13 @@ class Traced:
         """Whether the trace can be called from any graph: it captured nothing of the one around it."""
         return not any(tf.is_symbolic_tensor(capture) for capture in self.concrete.captured_inputs)
 
-    @property
+    @cached_property
     def repeats(self) -> bool:
         """Whether it has seeded legacy random ops: the seed is part of the op, the same on every replica."""
         ops = nodes(self.concrete.graph.as_graph_def())
         return any("seed2" in op.attr and (op.attr["seed"].i or op.attr["seed2"].i) for op in ops)
 
-    @property
+    @cached_property
     def speaks(self) -> bool:
         """Whether it prints, asserts or writes summaries."""
         return any(node.op in SPEAKING for node in nodes(self.concrete.graph.as_graph_def()))

@@ -1,0 +1,152 @@
+"""One contender in a process of its own: `contender.py NAME MODEL DEVICES SECONDS` prints its figures.
+
+`first` is the time from nothing, after the imports, to the end of the first step, in seconds; `step`
+the median time of a later step, in milliseconds; `memory` the peak of the process, in MiB.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from models import BATCH, LARGE, MODELS, Model
+
+import colonnade as cn
+
+WARM_UP = 1  # a call of full length that is not counted
+
+
+def batches(model: Model) -> tf.data.Dataset:
+    return (
+        tf.data.Dataset.from_tensor_slices(model.data(np.random.default_rng(0)))
+        .batch(BATCH, drop_remainder=True)
+        .cache()
+        .repeat()
+    )
+
+
+class Clock:
+    """Notes when calls end; says when it has been long enough."""
+
+    def __init__(self, seconds: float, steps: int) -> None:
+        self._seconds, self._steps = seconds, steps
+        self._ends: list[float] = []
+
+    def tick(self, *_: Any) -> bool:
+        self._ends.append(time.perf_counter())
+        counted = self._ends[WARM_UP:]
+        return len(counted) > 3 and counted[-1] - counted[0] >= self._seconds
+
+    def step(self) -> float:
+        counted = self._ends[WARM_UP:]
+        return median(np.diff(counted)) / self._steps * 1000
+
+
+def colonnade(model: Model, num_devices: int, seconds: float, **options: Any) -> dict[str, float]:
+    """The trainer: `steps` between log lines run in one call."""
+    cn.setup(virtual=num_devices)
+    data = batches(model)
+    start = time.perf_counter()
+    trainer = cn.Trainer(model.build(), keras.optimizers.Adam(1e-3), devices=num_devices, **options)
+    trainer.fit(data, steps=1, progress=False)
+    first = time.perf_counter() - start
+    clock = Clock(seconds, model.steps)
+    trainer.fit(data, log_every=model.steps, steps=10**9, callbacks=[clock.tick], progress=False)
+    return {"first": first, "step": clock.step()}
+
+
+def copies(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+    """The trainer with a copy of the variables on every device; for the comparison of memory."""
+    return colonnade(model, num_devices, seconds, variables="mirrored")
+
+
+def mirrored(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+    """MirroredStrategy with the loop that its users write: many steps in one tf.function."""
+    cn.setup(virtual=num_devices)
+    data = batches(model)
+    start = time.perf_counter()
+    strategy = tf.distribute.MirroredStrategy([f"/device:CPU:{i}" for i in range(num_devices)])
+    with strategy.scope():
+        loss, optimizer, variables = built(model)
+    step = replica_step(loss, optimizer, variables)
+
+    @tf.function
+    def many(iterator: Any, count: Any) -> Any:
+        last = tf.constant(0.0)
+        for _ in tf.range(count):
+            losses = strategy.run(step, args=next(iterator))
+            last = strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+        return last
+
+    return timed(many, iter(strategy.experimental_distribute_dataset(data)), model.steps, seconds, start)
+
+
+def single(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+    """One device with all cores, without Colonnade."""
+    assert num_devices == 1
+    data = batches(model)
+    start = time.perf_counter()
+    step = replica_step(*built(model))
+
+    @tf.function
+    def many(iterator: Any, count: Any) -> Any:
+        last = tf.constant(0.0)
+        for _ in tf.range(count):
+            last = step(*next(iterator))
+        return last
+
+    return timed(many, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+
+
+def built(model: Model) -> tuple[Callable[..., Any], Any, list[Any]]:
+    """A loss, an optimizer with its variables, and the variables that are trained."""
+    made: list[Any] = []
+
+    def note(next_creator: Callable[..., Any], **options: Any) -> Any:
+        made.append(next_creator(**options))
+        return made[-1]
+
+    with tf.variable_creator_scope(note):
+        loss = model.build()
+    variables = [variable for variable in made if variable.trainable]
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(variables)
+    return loss, optimizer, variables
+
+
+def replica_step(loss: Callable[..., Any], optimizer: Any, variables: list[Any]) -> Callable[..., Any]:
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(loss(x, y)) / BATCH
+        optimizer.apply(tape.gradient(value, variables), variables)
+        return value
+
+    return step
+
+
+def timed(
+    many: Callable[..., Any], iterator: Any, steps: int, seconds: float, start: float
+) -> dict[str, float]:
+    float(many(iterator, tf.constant(1)))
+    first = time.perf_counter() - start
+    clock = Clock(seconds, steps)
+    while not clock.tick():
+        float(many(iterator, tf.constant(steps)))
+    return {"first": first, "step": clock.step()}
+
+
+CONTENDERS = {function.__name__: function for function in (colonnade, copies, mirrored, single)}
+
+if __name__ == "__main__":
+    name, model_name, devices, duration = sys.argv[1:]
+    keras.utils.set_random_seed(0)
+    chosen = LARGE if model_name == "large" else MODELS[model_name]
+    figures = CONTENDERS[name](chosen, int(devices), float(duration))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({**figures, "memory": peak}))

@@ -1,0 +1,27 @@
+"""The benchmarks run; how fast anything is, is not tested here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def test_throughput_gives_ratios(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    program = BENCHMARKS / "throughput" / "main.py"
+    options = ["--quick", "--models", "polynomial", "--devices", "2", "--results", str(results)]
+    done = subprocess.run(
+        [sys.executable, str(program), *options], capture_output=True, text=True, timeout=300
+    )
+    assert not done.returncode, done.stderr
+    rounds = json.loads(results.read_text())["polynomial 2"]
+    assert {name: len(figures) for name, figures in rounds.items()} == {
+        "colonnade": 1,
+        "mirrored": 1,
+        "single": 1,
+    }
+    assert all(figures[0]["step"] > 0 and figures[0]["first"] > 0 for figures in rounds.values())
+    for text in ("2 devices against mirrored: polynomial", "2 devices against single: geometric mean"):
+        assert text in done.stdout
