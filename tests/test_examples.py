@@ -21,7 +21,7 @@ def output(pair, name, *arguments):
 
 def last(text, pattern):
     """The numbers in the last line that matches."""
-    return [float(number) for number in re.findall(pattern, text)[-1:][0]]
+    return [float(number) for number in list(re.finditer(pattern, text))[-1].groups()]
 
 
 def test_there_are_pairs():
