@@ -27,10 +27,10 @@ def cifar10(*names):
 def generated(count, seed):
     """Images of noise, each with a faint square whose place is the label."""
     rng = np.random.default_rng(seed)
-    images, labels = rng.integers(0, 240, [count, 32, 32, 3], dtype=np.uint8), rng.integers(0, 10, count)
+    images, labels = rng.integers(0, 225, [count, 32, 32, 3], dtype=np.uint8), rng.integers(0, 10, count)
     for image, label in zip(images, labels, strict=True):
         row, column = divmod(label, 5)
-        image[16 * row + 4 : 16 * row + 12, 6 * column : 6 * column + 6] += 15
+        image[16 * row + 4 : 16 * row + 12, 6 * column : 6 * column + 6] += 30
     return images, labels
 
 
