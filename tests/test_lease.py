@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -409,3 +410,15 @@ def test_races(tmp_path):
     total = json.loads(done.stdout)
     assert total["races"] == 25
     assert total["leased"] + total["killed"] >= 25 * 8
+
+
+def test_a_lease_of_another_in_a_new_directory_is_left_alone(tmp_path):
+    folder = tmp_path / "leases"
+    with ask(PAIR, 1, directory=folder) as first:
+        assert first.take() == 0
+        shutil.rmtree(folder)
+        second = ask(PAIR, 1, directory=folder)
+        assert second.take() == 0
+        assert second.claim.number == first.claim.number
+    assert [claim.number for claim in claims(folder)] == [second.claim.number]
+    second.__exit__()

@@ -115,7 +115,7 @@ class Lease:
         try:
             # Unlocking is what frees the cards; if the names cannot be removed now, others do it later.
             with contextlib.suppress(InvalidArgument), alone(self._directory) as records:
-                records.remove(self.claim.number)
+                records.remove(self.claim.number, self.descriptor)
         finally:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # also for those who inherited the descriptor
             os.close(self.descriptor)

@@ -91,9 +91,15 @@ class Records:
             json.dump(says, file)
         self._rename(new, f"{number}.json")
 
-    def remove(self, number: int) -> None:
-        """Remove a record; the lock's name goes first, because without it there is no record."""
-        self._remove(f"{number}.lock", f"{number}.json")
+    def remove(self, number: int, descriptor: int) -> None:
+        """Remove one's own record; the lock's name goes first, because without it there is no record.
+
+        Where the directory was emptied meanwhile, the number may have become another's.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            there = os.stat(f"{number}.lock", dir_fd=self._directory, follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(descriptor)):
+                self._remove(f"{number}.lock", f"{number}.json")
 
     def _create(self) -> tuple[str, int]:
         name = f"{secrets.token_hex(8)}.new"

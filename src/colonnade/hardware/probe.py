@@ -24,6 +24,9 @@ print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), str(info.get("cu
 _TELLING = re.compile(r"dlopen|dynamic library|cuInit|CUDA_ERROR|cuda drivers|driver version", re.IGNORECASE)
 
 
+PATIENCE = 300  # seconds
+
+
 @dataclass(frozen=True)
 class TensorFlow:
     """What TensorFlow says of itself; `version` is empty where it is not installed or does not start."""
@@ -37,13 +40,16 @@ class TensorFlow:
 
 def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
     """Start TensorFlow in another process and ask it."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0"},
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0"},
+        )
+    except subprocess.TimeoutExpired:  # a driver that hangs
+        return TensorFlow(log=(f"no answer within {PATIENCE} s",))
     return read(done.returncode, done.stdout, done.stderr)
 
 

@@ -82,7 +82,8 @@ def copies(devices: tuple[str, ...]) -> Verdict:
             held = tf.identity(tf.constant(sent))
         copy = _copier(source, target).get_concrete_function(held)
         pair = f"{short(source)} to {short(target)}"
-        if collective.checksum(copy(held).numpy()) != expected:
+        arrived = copy(held)
+        if short(arrived.device) != short(target) or collective.checksum(arrived.numpy()) != expected:
             wrong.append(pair)
         elif links is not None:
             link = links.link(i, j)

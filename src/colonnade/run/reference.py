@@ -117,10 +117,10 @@ def gap_of_values(names: Sequence[str], expected: Any, again: Any, found: Any) -
 
 
 def _gap(what: str, start: Any, expected: Any, again: Any, found: Any, epsilon: float) -> Gap:
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if found.shape != expected.shape or not all(np.isfinite(a).all() for a in (expected, again, found)):
         return Gap(what, float("inf"), 1.0)
     moved = float(np.abs(expected - start).max())
     noise = min(float(np.abs(again - expected).max()), float(np.sqrt(epsilon)) * moved)
     stored = FLOOR * SINGLE * float(np.abs(expected).max())  # variables are kept in single precision
-    allowed = MARGIN * noise + stored + PER_UPDATE * epsilon * moved
+    allowed = max(MARGIN * noise + stored + PER_UPDATE * epsilon * moved, float(np.finfo("float32").tiny))
     return Gap(what, float(np.abs(found - expected).max()), allowed)
