@@ -126,6 +126,35 @@ def test_strings_ragged_and_sparse_come_back():
     assert np.array_equal(tf.sparse.to_dense(back), 3 * np.eye(5))
 
 
+def test_gradients_of_sparse_outputs():
+    w = tf.Variable(2.0)
+    sparse = tf.sparse.from_dense(np.eye(4, dtype="float32"))
+    with tf.GradientTape() as tape:
+        y = cn.parallel(lambda s: s.with_values(s.values * w), devices=2)(sparse)
+        loss = tf.reduce_sum(y.values)
+    close(tape.gradient(loss, w), 4.0)
+
+
+def test_a_variable_that_is_not_trainable_but_watched():
+    v = tf.Variable(2.0, trainable=False)
+    with tf.GradientTape() as tape:
+        tape.watch(v)
+        y = cn.parallel(lambda x: x * v, devices=2)(tf.ones(4))
+    close(tape.gradient(y, v), 4.0)
+
+
+def test_a_mean_does_not_overflow_in_half_precision():
+    mean = cn.parallel(lambda x: x[0], devices=2, join="mean")
+    close(mean(100 * tf.ones(4096, tf.float16)), 100.0, tolerance=1e-3)
+
+
+def test_row_splits_of_another_dtype_are_another_trace():
+    fast = cn.parallel(lambda r: r * 2, devices=2)
+    rows = [[1], [2, 3]]
+    for dtype in (tf.int64, tf.int32):
+        assert fast(tf.ragged.constant(rows, row_splits_dtype=dtype)).to_list() == [[2], [4, 6]]
+
+
 def test_gradients_of_ragged_values():
     values = tf.constant([1.0, 2.0, 3.0])
     with tf.GradientTape() as tape:
@@ -271,8 +300,8 @@ def test_keras_models_and_flags():
     close(fast(x, training=False), model(x, training=False))
     dropped = fast(x, training=True).numpy()
     assert not np.array_equal(dropped, fast(x, training=False))
-    rows = {row.tobytes() for row in (dropped != 0)}
-    assert len(rows) > 1  # the replicas do not draw the same mask
+    wide = cn.parallel(keras.layers.Dropout(0.5), devices=3)(tf.ones([6, 64]), training=True).numpy()
+    assert len({part.tobytes() for part in np.split(wide, 3)}) == 3  # each replica its own mask
 
 
 def test_variables_made_on_the_first_call_are_made_once():
@@ -376,6 +405,24 @@ def test_legacy_randomness_differs_between_replicas_and_repeats(graph):
     first = run()
     assert len({part.tobytes() for part in np.split(first, 3)}) == 3
     assert np.array_equal(first, run())
+
+
+def test_a_tf_function_does_not_repeat_its_numbers_and_another_seed_gives_others():
+    @tf.function
+    def draw(x):
+        return x + tf.random.uniform(tf.shape(x))
+
+    drawn = []
+    for seed in (3, 3, 4):
+        tf.random.set_seed(seed)
+        drawn.append(cn.parallel(draw, devices=3)(tf.zeros([3, 4])).numpy())
+    assert len({row.tobytes() for row in drawn[0]}) == 3
+    assert not np.array_equal(drawn[0], drawn[2])
+    plain = cn.parallel(lambda x: x + tf.random.uniform(tf.shape(x)), devices=2)
+    tf.random.set_seed(3)
+    first = plain(tf.zeros([4])).numpy()
+    tf.random.set_seed(4)
+    assert not np.array_equal(first, plain(tf.zeros([4])).numpy())
 
 
 def test_a_generator_gives_each_replica_its_own_numbers_and_repeats():

@@ -54,16 +54,27 @@ def join_leaf(
         )
     if join == "sum":
         return tf.add_n(replicas)
-    total = tf.cast(sum(counts), first.dtype)
-    return (
-        tf.add_n([tf.cast(count, first.dtype) * value for count, value in zip(counts, replicas, strict=True)])
-        / total
-    )
+    # Shares, and not counts: a count times a value overflows in half precision.
+    total = sum(counts)
+    shares = [tf.cast(count / total, first.dtype) for count in counts]
+    return tf.add_n([share * value for share, value in zip(shares, replicas, strict=True)])
 
 
 def _concat(replicas: Sequence[Any]) -> Any:
     if len(replicas) == 1:
         return tf.nest.map_structure(tf.identity, replicas[0], expand_composites=True)
     if isinstance(replicas[0], tf.SparseTensor):
-        return tf.sparse.concat(axis=0, sp_inputs=list(replicas))
+        return _concat_sparse(replicas)
     return tf.concat(replicas, axis=0)
+
+
+def _concat_sparse(parts: Sequence[tf.SparseTensor]) -> tf.SparseTensor:
+    """What tf.sparse.concat does, which passes no gradient."""
+    rows = [part.dense_shape[0] for part in parts]
+    starts = tf.unstack(tf.cumsum(rows, exclusive=True), num=len(parts))
+    indices = [
+        tf.concat([part.indices[:, :1] + start, part.indices[:, 1:]], axis=1)
+        for part, start in zip(parts, starts, strict=True)
+    ]
+    shape = tf.concat([[tf.add_n(rows)], parts[0].dense_shape[1:]], axis=0)
+    return tf.SparseTensor(tf.concat(indices, 0), tf.concat([part.values for part in parts], 0), shape)

@@ -46,7 +46,7 @@ class Parallel:
         """Call the function with arguments whose roles are settled."""
         if not tf.executing_eagerly():
             return self._build(arguments)
-        key = arguments.key()
+        key = (arguments.key(), _seed())
         if key not in self._compiled:
             try:
                 self._compiled[key] = self._compile(arguments)
@@ -142,10 +142,12 @@ class Parallel:
         return self._cached(part, Voice(replica, self.devices[replica], traced.repeats))
 
     def _cached(self, part: Arguments, voice: Voice | None) -> Traced:
-        key = (part.key(), voice)
+        key = (part.key(), voice, _seed())
         if key in self._traces:
             return self._traces[key]
-        traced = Traced(self._fn, part, voice)
+        # A tf.function would keep the numbers and the words of the replica that it was traced for first.
+        fn = getattr(self._fn, "python_function", self._fn) if voice else self._fn
+        traced = Traced(fn, part, voice)
         if traced.portable:
             self._traces[key] = traced
         return traced
@@ -260,6 +262,11 @@ def make_parallel(fn: Callable[..., Any], num_gpus: int | Sequence[int | str], /
 @functools.lru_cache(maxsize=64)
 def _made(fn: Callable[..., Any], devices: tuple[str, ...]) -> Parallel:
     return Parallel(fn, devices, "concat")
+
+
+def _seed() -> int:
+    """The global seed of legacy random ops, which becomes part of a trace."""
+    return tf.compat.v1.get_seed(0)[0]
 
 
 def _first(leaf: Any) -> int | None:

@@ -116,10 +116,14 @@ class Leaf:
                 return self.path, type(self.value), id(self.value)
             return self.path, type(self.value), self.value
         kind = type(self.value).__name__ if isinstance(self.value, COMPOSITE) else ""
-        return self.path, self.role, kind, self.value.dtype, tuple(self.value.shape), self.ragged_rank()
+        return self.path, self.role, kind, self.value.dtype, tuple(self.value.shape), self.ragged()
 
-    def ragged_rank(self) -> int:
-        return self.value.ragged_rank if isinstance(self.value, tf.RaggedTensor) else 0
+    def ragged(self) -> Hashable:
+        if not isinstance(self.value, tf.RaggedTensor | tf.RaggedTensorSpec):
+            return None
+        splits = self.value.row_splits if isinstance(self.value, tf.RaggedTensor) else None
+        dtype = self.value.row_splits_dtype if splits is None else splits.dtype
+        return self.value.ragged_rank, dtype
 
 
 class Arguments:

@@ -219,7 +219,8 @@ class Traced:
             arguments = inputs[: len(components)]
             sources = [c for c, watched in zip((*arguments, *closed_over), smooth, strict=True) if watched]
             with tf.device(device), tf.name_scope(name), tf.GradientTape(persistent=True) as tape:
-                tape.watch(sources)
+                # A user may watch a variable that is not trainable; written ones have no gradient.
+                tape.watch([*sources, *self._watchable()])
                 results = tf.nest.flatten(self.concrete(*arguments), expand_composites=True)
 
             def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
@@ -235,6 +236,11 @@ class Traced:
             return results, gradient
 
         return placed(*components, *closed_over)
+
+    def _watchable(self) -> list[tf.Variable]:
+        written = {variable.ref() for variable in self.written}
+        fixed = [v for v in self.variables if not v.trainable and v.dtype.is_floating]
+        return [variable for variable in fixed if variable.ref() not in written]
 
     def line_of(self, node: str) -> str | None:
         """The line of the user's code that made a node: `file:line: code`."""
