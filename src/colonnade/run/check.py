@@ -4,8 +4,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+import colonnade
+
+PACKAGE = Path(colonnade.__file__).parent
 State = Literal["passed", "failed", "not applicable"]
 STATES: dict[bool | None, State] = {True: "passed", False: "failed", None: "not applicable"}
 
@@ -61,6 +65,6 @@ def _told(error: Exception) -> str:
 
 def _where(error: Exception) -> list[str]:
     """The functions of Colonnade that the error went through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    parts = [(frame.filename.replace("\\", "/").rpartition("/colonnade/")[2], frame) for frame in frames]
-    return [f"{name}:{frame.lineno} {frame.name}" for name, frame in parts if name and "/" in name]
+    frames = [(Path(f.filename), f) for f in traceback.extract_tb(error.__traceback__)]
+    ours = [(path.relative_to(PACKAGE), f) for path, f in frames if path.is_relative_to(PACKAGE)]
+    return [f"{path.as_posix()}:{f.lineno} {f.name}" for path, f in ours]
