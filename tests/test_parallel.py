@@ -193,6 +193,21 @@ def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
     close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
 
 
+def test_flattened_and_filtered_batches_are_still_batches():
+    x = tf.reshape(tf.range(8.0), [4, 2])
+    flat = cn.parallel(lambda x: tf.reshape(x, [-1]), devices=2, join="mean")
+    close(flat(x), tf.range(8.0))
+    filtered = cn.parallel(lambda x: tf.boolean_mask(x, x >= 0), devices=2, join="sum")
+    close(filtered(tf.range(4.0)), tf.range(4.0))
+
+
+def test_a_join_where_the_batch_size_is_not_known():
+    fast = cn.parallel(lambda x: (tf.reduce_sum(x, axis=0), 2 * x), devices=2, join="sum")
+    total, rows = tf.function(fast, input_signature=[tf.TensorSpec([None, 3])])(tf.ones([6, 3]))
+    close(total, [6.0, 6.0, 6.0])
+    close(rows, 2 * np.ones([6, 3]))
+
+
 def test_what_cannot_be_averaged_is_refused():
     with pytest.raises(cn.InvalidArgument, match="stack"):
         cn.parallel(lambda x: tf.reduce_max(x), devices=2, join="mean")(tf.constant([1, 2, 3]))

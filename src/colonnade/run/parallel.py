@@ -152,21 +152,20 @@ class Parallel:
             self._traces[key] = traced
         return traced
 
-    def _follows(self, part: Arguments, traced: Traced, counts: Sequence[int]) -> list[bool]:
-        """Which outputs have a batch dim: their first dim follows the size of the slice.
+    def _follows(self, part: Arguments, traced: Traced, counts: Sequence[Any]) -> list[bool]:
+        """Which outputs have a batch dim: their first dim changes with the size of the slice.
 
-        Only asked where a join other than concatenation has to know; a slice of another size tells
-        a batch dim from a dim that has the same size by chance.
+        A join other than concatenation has to know; a slice of another size tells a batch dim, also
+        one that was flattened or filtered, from a dim that has the same size by chance.
         """
-        if self._join == "concat" or not isinstance(counts[0], int):
-            return [leaf.shape.rank != 0 if is_tensor(leaf) else False for _, leaf in traced.paths()]
-        candidates = [is_tensor(leaf) and _first(leaf) == counts[0] for _, leaf in traced.paths()]
-        if not any(candidates):
-            return candidates
-        other = self._cached(part.resized(counts[0] + 1), None)
+        ranked = [is_tensor(leaf) and leaf.shape.rank != 0 for _, leaf in traced.paths()]
+        if self._join == "concat" or not any(ranked):
+            return ranked
+        size = counts[0] if isinstance(counts[0], int) else 2
+        one, other = (self._cached(part.resized(rows), None).paths() for rows in (size, size + 1))
         return [
-            candidate and _first(leaf) == counts[0] + 1
-            for candidate, (_, leaf) in zip(candidates, other.paths(), strict=True)
+            has_rank and (_first(a) is None or _first(a) != _first(b))
+            for has_rank, (_, a), (_, b) in zip(ranked, one, other, strict=True)
         ]
 
     def _explained(self, error: tf.errors.OpError, arguments: Arguments) -> tf.errors.OpError:
