@@ -240,6 +240,19 @@ def test_as_decorator_and_as_method():
     assert Model.call.__doc__ == "Times w."
 
 
+def test_a_method_of_a_dataclass_keeps_its_self():
+    @dataclass
+    class Scale:
+        w: Any
+
+        @cn.parallel(devices=2)
+        def call(self, x):
+            return x * self.w
+
+    scale = Scale(tf.constant([1.0, 2.0]))
+    close(scale.call(tf.ones([2, 2])), [[1.0, 2.0], [1.0, 2.0]])
+
+
 def test_inside_a_persistent_tape_and_a_tf_function():
     w = tf.Variable(2.0)
     fast = cn.parallel(lambda x: w * x**2, devices=3)

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
 from colonnade.run.join import check_join, join_leaf
 from colonnade.run.segments import refusals
-from colonnade.run.split import Arguments, is_tensor, parameter_names, sizes
+from colonnade.run.split import Arguments, Whole, is_tensor, parameter_names, sizes
 from colonnade.run.trace import Traced, Voice
 
 Devices = int | Sequence[int | str] | None
@@ -62,7 +61,7 @@ class Parallel:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Work as a method where a method is decorated."""
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else functools.partial(self.__call__, Whole(instance))
 
     def placement(self, *args: Any, strict: bool = False, **kwargs: Any) -> Placement:
         """Run forward and backward once and report which op ran where.

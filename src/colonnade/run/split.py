@@ -27,6 +27,13 @@ class Broadcast:
         self.value = value
 
 
+class Whole:
+    """An object that is no nest of tensors, whatever it looks like: the `self` of a method."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def broadcast(value: Any) -> Broadcast:
     """Pass `value`, a tensor or a nest of them, whole to every device instead of splitting it.
 
@@ -254,6 +261,8 @@ def _leaves(name: str, value: Any, whole: bool = False) -> Iterator[Leaf]:
     for path, leaf in flatten(value, name):
         if isinstance(leaf, Broadcast):
             yield from _leaves(path, leaf.value, whole=True)
+        elif isinstance(leaf, Whole):
+            yield Leaf(path, leaf.value, "fixed")
         elif not isinstance(leaf, (*ARRAYS, *COMPOSITE, *SPECS)):
             yield Leaf(path, leaf, "fixed")
         else:
