@@ -5,7 +5,7 @@ whole batch, so the last bits may differ; 1e-5 of the largest value covers sums 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import colonnade as cn
+from colonnade.run.split import flatten, pack
 
 RNG = np.random.default_rng(0)
 
@@ -193,12 +194,24 @@ def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
     close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
 
 
+@pytest.mark.parametrize("shape", [[8, 3], [None, 3]])
+def test_an_output_of_fixed_size_is_not_concatenated(shape):
+    """Four times three column sums are not the column sums."""
+    fast = tf.function(cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=4), autograph=False)
+    with pytest.raises(cn.InvalidArgument, match=r"float32\[3\]': has no batch dim .* join=\"mean\""):
+        fast.get_concrete_function(tf.TensorSpec(shape))
+
+
 def test_flattened_and_filtered_batches_are_still_batches():
     x = tf.reshape(tf.range(8.0), [4, 2])
     flat = cn.parallel(lambda x: tf.reshape(x, [-1]), devices=2, join="mean")
     close(flat(x), tf.range(8.0))
     filtered = cn.parallel(lambda x: tf.boolean_mask(x, x >= 0), devices=2, join="sum")
     close(filtered(tf.range(4.0)), tf.range(4.0))
+
+
+def test_concatenation_knows_a_flattened_batch():
+    close(cn.parallel(lambda x: tf.reshape(x, [-1]), devices=2)(tf.ones([4, 2])), np.ones(8))
 
 
 def test_a_join_where_the_batch_size_is_not_known():
@@ -223,6 +236,52 @@ def test_not_a_function():
     for make in (lambda: cn.parallel(3), lambda: cn.make_parallel("f", 2, x=[1.0])):
         with pytest.raises(cn.InvalidArgument, match="must be a function"):
             make()
+
+
+def test_what_cannot_be_a_key_is_refused():
+    with pytest.raises(cn.InvalidArgument, match=r"names='set': .* cannot be hashed, .* frozenset"):
+        cn.parallel(lambda x, names: x, devices=2)(tf.ones(2), {"a"})
+
+    class Callable:
+        __hash__ = None
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(cn.InvalidArgument, match=r"cn.parallel\(fn\) once"):
+        cn.make_parallel(Callable(), 2, x=tf.ones(2))
+
+
+def test_zero_and_minus_zero_are_two_traces():
+    fast = cn.parallel(lambda x, zero: x / zero, devices=2)
+    assert fast(tf.ones(2), 0.0).numpy().tolist() == [np.inf, np.inf]
+    assert fast(tf.ones(2), -0.0).numpy().tolist() == [-np.inf, -np.inf]
+
+
+def test_an_argument_passed_twice_is_pythons_own_error():
+    with pytest.raises(TypeError, match="multiple values for argument 'x'"):
+        cn.parallel(lambda x: x, devices=2)(tf.ones(2), x=tf.ones(2))
+
+
+def test_fields_that_the_constructor_does_not_take():
+    @dataclass(frozen=True)
+    class Batch:
+        x: Any
+        total: Any = field(init=False, default=None)
+
+    found = cn.parallel(lambda batch: batch, devices=2)(Batch(tf.ones(3)))
+    assert isinstance(found, Batch)
+    assert found.x.shape == [3]
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, tf.RaggedTensor.from_tensor, tf.sparse.from_dense])
+def test_lengths_that_only_the_run_tells_must_agree(kind):
+    fast = cn.parallel(lambda x, y: x, devices=2)
+    signature = [tf.TensorSpec([None, 2]), tf.TensorSpec([None, 2])]
+    run = tf.function(lambda x, y: fast(x, kind(y)), input_signature=signature, autograph=False)
+    assert run(tf.ones([4, 2]), tf.ones([4, 2])).shape == [4, 2]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="y has another number of rows than x"):
+        run(tf.ones([4, 2]), tf.ones([6, 2]))
 
 
 def test_as_decorator_and_as_method():
@@ -453,6 +512,17 @@ def test_a_tf_function_does_not_repeat_its_numbers_and_another_seed_gives_others
     assert not np.array_equal(first, plain(tf.zeros([4])).numpy())
 
 
+def test_a_tf_function_inside_that_was_called_before_is_refused():
+    @tf.function
+    def noise(x):
+        return tf.random.uniform(tf.shape(x))
+
+    tf.random.set_seed(3)
+    noise(tf.zeros([2, 4]))
+    with pytest.raises(cn.InvalidArgument, match=r"tf\.function='noise': was called before"):
+        cn.parallel(lambda x: x + noise(x), devices=2)(tf.zeros([4, 4]))
+
+
 def test_a_generator_gives_each_replica_its_own_numbers_and_repeats():
     def run():
         generator = tf.random.Generator.from_seed(5)
@@ -531,57 +601,99 @@ def test_a_mistake_in_the_function_keeps_its_own_error():
         cn.make_parallel(lambda x: x @ tf.ones([7, 7]), 2, x=tf.ones([4, 2]))
 
 
-LEAVES = st.sampled_from(["float32", "float64", "int32", "string"])
+@dataclass(frozen=True)
+class Pair:
+    first: Any
+    second: Any
+
+
+KINDS = ["float16", "float32", "float64", "int32", "int64", "bool", "string", "ragged", "sparse"]
 NESTS = st.recursive(
-    LEAVES,
+    st.sampled_from(KINDS),
     lambda inner: (
-        st.lists(inner, min_size=1, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, min_size=1)
+        st.lists(inner, min_size=1, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(Pair, inner, inner)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1)
     ),
     max_leaves=4,
 )
 
 
-def made(nest, rows):
-    if isinstance(nest, dict):
-        return {key: made(value, rows) for key, value in nest.items()}
-    if isinstance(nest, list):
-        return [made(value, rows) for value in nest]
-    if nest == "string":
+def made(kind, rows):
+    """A batch of this kind; whole numbers, so that sums are exact in any order."""
+    whole = RNG.integers(-3, 4, (rows, 2))
+    if kind == "string":
         return tf.constant([f"{i}" for i in range(rows)])
-    return tf.constant(RNG.integers(-9, 9, (rows, 2)).astype(nest))
+    if kind == "ragged":
+        lengths = RNG.integers(0, 3, rows)
+        values = tf.constant(RNG.integers(-3, 4, lengths.sum()), tf.float32)
+        return tf.RaggedTensor.from_row_lengths(values, lengths)
+    if kind == "sparse":
+        return tf.sparse.from_dense(whole.astype("float32"))
+    return tf.constant(whole.astype(kind))
 
 
 def each(fn, nest):
-    return tf.nest.map_structure(fn, nest)
+    return pack(nest, iter([fn(leaf) for _, leaf in flatten(nest)]))
 
 
-@settings(max_examples=25, deadline=None)
+def parts(nest):
+    return tf.nest.flatten([leaf for _, leaf in flatten(nest)], expand_composites=True)
+
+
+def twice(x, w):
+    if x.dtype == tf.string:
+        return tf.strings.join([x, x])
+    if x.dtype == tf.bool:
+        return tf.logical_not(x)
+    if isinstance(x, tf.SparseTensor):
+        return x.with_values(x.values * tf.cast(w, x.dtype))
+    return x * tf.cast(w, x.dtype) if x.dtype.is_floating else x * 2
+
+
+@settings(max_examples=40, deadline=None)
 @given(nest=NESTS, rows=st.integers(1, 200), devices=st.integers(1, 8))
 def test_any_nest_any_batch_any_number_of_devices(nest, rows, devices):
-    """Equal to the unsplit call: values bit for bit, for these sums of small integers gradients too."""
+    """Equal to the unsplit call, bit for bit: values, and gradients of these sums of whole numbers."""
     w = tf.Variable(2.0, dtype="float64")
-
-    def f(batch):
-        def twice(x):
-            if x.dtype == tf.string:
-                return tf.strings.join([x, x])
-            return x * tf.cast(w, x.dtype) if x.dtype.is_floating else x * 2
-
-        return each(twice, batch)
-
-    batch = made(nest, rows)
+    batch = each(lambda kind: made(kind, rows), nest)
 
     def run(call):
-        floats = [x for x in tf.nest.flatten(batch) if x.dtype.is_floating]
+        floats = [x for x in parts(batch) if x.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(floats)
             out = call(batch)
-            smooth = [y**2 for y in tf.nest.flatten(out) if y.dtype.is_floating]
+            smooth = [y**2 for y in parts(out) if y.dtype.is_floating]
         return out, tape.gradient(smooth, [w, *floats]) if smooth else []
+
+    def f(batch):
+        return each(lambda x: twice(x, w), batch)
 
     found, gradients = run(cn.parallel(f, devices=devices))
     expected, wanted = run(f)
-    tf.nest.assert_same_structure(found, expected)
-    for a, b in zip(tf.nest.flatten([found, gradients]), tf.nest.flatten([expected, wanted]), strict=True):
+    assert [path for path, _ in flatten(found)] == [path for path, _ in flatten(expected)]
+    assert type(found) is type(expected)
+    for a, b in zip([*parts(found), *gradients], [*parts(expected), *wanted], strict=True):
         assert a.dtype == b.dtype
         assert np.array_equal(a.numpy(), b.numpy())
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 200), devices=st.integers(1, 8), join=st.sampled_from(["mean", "sum"]))
+def test_any_join_of_any_batch(rows, devices, join):
+    """A loss over the whole batch, and its gradient; to the rounding of float64."""
+    x = tf.constant(RNG.normal(size=(rows, 3)))
+    w = tf.Variable(RNG.normal(size=3))
+    reduced = {"mean": tf.reduce_mean, "sum": tf.reduce_sum}[join]
+
+    def loss(x):
+        return reduced(tf.linalg.matvec(x, w) ** 2)
+
+    def run(call):
+        with tf.GradientTape() as tape:
+            value = call(x)
+        return value, tape.gradient(value, w)
+
+    for a, b in zip(run(cn.parallel(loss, devices=devices, join=join)), run(loss), strict=True):
+        close(a, b, 1e-12)

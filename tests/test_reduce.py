@@ -72,6 +72,18 @@ def test_traffic_of_sparse_gradients_grows_with_the_sum():
     assert traffic(rows, ORDERS[1]).links == {(1, 0): each, (3, 2): each, (2, 0): 2 * each}
 
 
+def test_traffic_of_a_sum_with_missing_sparse_and_dense_gradients():
+    sparse = slices(np.ones((2, 2), "float32"), [0, 4])
+    each, dense = 2 * 2 * 4 + 2 * 4, tf.TensorSpec([5, 2])
+    chain = (((3, 2),), ((2, 1),), ((1, 0),))
+    assert traffic([[None], [sparse], [None], [sparse]], chain).links == {
+        (3, 2): each,
+        (2, 1): each,
+        (1, 0): 2 * each,
+    }
+    assert traffic([[None], [dense], [None], [sparse]], chain).links[1, 0] == 5 * 2 * 4
+
+
 def test_traffic_says_when_only_the_run_can_tell():
     unknown = tf.IndexedSlices(tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32))
     assert not traffic([[unknown], [unknown]], star(2)).exact

@@ -35,6 +35,7 @@ def smaller_gradient(x):
     [
         (lambda x: tf.reduce_mean(x @ WEIGHTS), "mean"),
         (lambda x: tf.reduce_sum(x @ WEIGHTS), "sum"),
+        (lambda x: tf.reduce_sum(x @ WEIGHTS, axis=0), "sum"),
         (lambda x: x - tf.reduce_mean(x, axis=0), "statistics"),
         (lambda x: x / tf.cast(tf.shape(x)[0], tf.float32), "size"),
         (lambda x: smaller_gradient(x @ WEIGHTS), "size"),
@@ -87,3 +88,36 @@ def test_a_wrong_parallel_run_is_not_blamed_on_the_function(monkeypatch):
     monkeypatch.setattr(parallel, "join_leaf", mean_of_means)
     report = cn.verify(lambda x: tf.reduce_mean(x @ WEIGHTS), X[:11], devices=4, join="mean")
     assert set(report.causes) == {"parallel"}
+
+
+def test_a_coarse_output_does_not_loosen_the_others():
+    def f(x, y):
+        return tf.cast(x, tf.bfloat16), y * 2.0
+
+    tolerances = {row.leaf: row.tolerance for row in cn.verify(f, X, X, devices=2).rows}
+    assert tolerances["output[0]"] > 0.1
+    assert tolerances["gradient of x"] > 0.1
+    assert tolerances["output[1]"] < 1e-4
+    assert tolerances["gradient of y"] < 1e-4
+
+
+def test_gradients_of_what_passes_whole_and_of_namesakes():
+    one, other = (tf.Variable(2.0, name="w") for _ in range(2))
+    report = cn.verify(lambda x, t: x * t * one + other, X, cn.broadcast(tf.constant(3.0)), devices=3)
+    assert report
+    leaves = {row.leaf for row in report.rows}
+    assert {"gradient of t", "gradient of w:0", "gradient of w:0 #2"} <= leaves
+
+
+def test_a_gradient_that_only_n_devices_have_is_a_difference(monkeypatch):
+    from colonnade.run import verify
+
+    real = verify._Experiment.evaluate
+
+    def evaluate(self, target, rows, weights=None):
+        extra = {"gradient of nothing": np.zeros(1)} if target is self.many else {}
+        return real(self, target, rows, weights) | extra
+
+    monkeypatch.setattr(verify._Experiment, "evaluate", evaluate)
+    report = cn.verify(per_example, X, devices=2)
+    assert {row.leaf for row in report.rows if not row.equal} == {"gradient of nothing"}

@@ -60,6 +60,17 @@ def nodes(graph: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
+def ancestors(op: Any) -> list[Any]:
+    """An op, and all whose results it uses, directly or not."""
+    found, waiting = {}, [op]
+    while waiting:
+        current = waiting.pop()
+        if current.name not in found:
+            found[current.name] = current
+            waiting.extend(tensor.op for tensor in current.inputs)
+    return list(found.values())
+
+
 # By the name of a node: who takes an output of it, as which input, and which output.
 Consumers = dict[str, list[tuple[Any, int, str]]]
 

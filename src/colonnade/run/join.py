@@ -37,11 +37,12 @@ def join_leaf(
             rule = "is a Python value that differs between the replicas"
             raise InvalidArgument(where, [Problem(f"output{path}", list(replicas), rule, "Return a tensor")])
         return first
-    if join == "concat" and first.shape.rank == 0:
-        rule = "has no batch dim (it is a scalar), so it cannot be concatenated"
+    if join == "concat" and not follows_batch:
+        kind = "it is a scalar" if first.shape.rank == 0 else "its size is the same for every slice"
+        rule = f"has no batch dim ({kind}), so it cannot be concatenated"
         fix = 'Return one value per example, or choose parallel(..., join="mean"), "sum" or "stack"'
-        raise InvalidArgument(where, [Problem(f"output{path}", first.dtype.name, rule, fix)])
-    if join == "concat" or follows_batch:
+        raise InvalidArgument(where, [Problem(f"output{path}", _kind(first), rule, fix)])
+    if follows_batch:
         return _concat(replicas)
     if join == "stack":
         return tf.stack(replicas)
@@ -55,9 +56,16 @@ def join_leaf(
     if join == "sum":
         return tf.add_n(replicas)
     # Shares, and not counts: a count times a value overflows in half precision.
+    # In double precision, which a Python float given to tf.cast would not keep.
     total = sum(counts)
-    shares = [tf.cast(count / total, first.dtype) for count in counts]
+    shares = [
+        tf.cast(tf.cast(count, tf.float64) / tf.cast(total, tf.float64), first.dtype) for count in counts
+    ]
     return tf.add_n([share * value for share, value in zip(shares, replicas, strict=True)])
+
+
+def _kind(tensor: Any) -> str:
+    return f"{tensor.dtype.name}{list(tensor.shape) if tensor.shape.rank else ''}"
 
 
 def _concat(replicas: Sequence[Any]) -> Any:

@@ -123,7 +123,7 @@ class Parallel:
             for i, (traced, part) in enumerate(zip(traces, parts, strict=True))
         ]
         paths = [path for path, _ in traces[0].paths()]
-        follows = self._follows(parts[0], traces[0], counts)
+        follows = self.follows(parts[0], traces[0], counts)
         leaves = [
             join_leaf(path, replicas, counts, self._join, follow, self._where)
             for path, replicas, follow in zip(paths, zip(*results, strict=True), follows, strict=True)
@@ -151,16 +151,20 @@ class Parallel:
             self._traces[key] = traced
         return traced
 
-    def _follows(self, part: Arguments, traced: Traced, counts: Sequence[Any]) -> list[bool]:
+    def follows(self, part: Arguments, traced: Traced, counts: Sequence[Any]) -> list[bool]:
         """Which outputs have a batch dim: their first dim changes with the size of the slice.
 
-        A join other than concatenation has to know; a slice of another size tells a batch dim, also
-        one that was flattened or filtered, from a dim that has the same size by chance.
+        A slice of another size tells a batch dim, also one that was flattened or filtered, from a dim
+        that has the same size by chance. That costs a trace, so where all outputs are concatenated
+        anyway it is done only for one whose size is not that of the slice.
         """
-        ranked = [is_tensor(leaf) and leaf.shape.rank != 0 for _, leaf in traced.paths()]
-        if self._join == "concat" or not any(ranked):
+        leaves = [leaf for _, leaf in traced.paths()]
+        ranked = [is_tensor(leaf) and leaf.shape.rank != 0 for leaf in leaves]
+        rows = counts[0] if isinstance(counts[0], int) else None
+        plain = all(_first(leaf) in (None, rows) for leaf in leaves if is_tensor(leaf))
+        if not any(ranked) or (self._join == "concat" and plain):
             return ranked
-        size = counts[0] if isinstance(counts[0], int) else 2
+        size = rows or 2
         one, other = (self._cached(part.resized(rows), None).paths() for rows in (size, size + 1))
         return [
             has_rank and (_first(a) is None or _first(a) != _first(b))
@@ -253,6 +257,10 @@ def make_parallel(fn: Callable[..., Any], num_gpus: int | Sequence[int | str], /
         "make_parallel()",
         [] if callable(fn) else [Problem("fn", fn, "must be a function", "Pass what you would call")],
     )
+    if not isinstance(fn, Hashable):
+        rule = "cannot be hashed, so its traces could not be kept from call to call"
+        fix = "Make fast = cn.parallel(fn) once, and call that"
+        raise InvalidArgument("make_parallel()", [Problem("fn", type(fn).__name__, rule, fix)])
     return _made(fn, hardware.resolve(num_gpus, "make_parallel()", "num_gpus"))(**tensors)
 
 

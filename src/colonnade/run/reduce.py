@@ -109,10 +109,7 @@ def traffic(gradients: Sequence[Sequence[Any]], order: Order) -> Traffic:
         moved = {source: held[source] for source, _ in pairs}
         for source, target in pairs:
             links[source, target] = sum(size for size, _ in moved[source])
-            held[target] = [
-                (a + b if sparse else max(a, b), sparse)
-                for (a, sparse), (b, _) in zip(held[target], moved[source], strict=True)
-            ]
+            held[target] = [_together(a, b) for a, b in zip(held[target], moved[source], strict=True)]
     known = all(_is_known(gradient) for row in gradients for gradient in row)
     return Traffic(links, exact=known)
 
@@ -169,10 +166,18 @@ def _add(gradients: Iterable[Any]) -> Any:
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
 
 
+def _together(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
+    """The size of a sum: slices are put one after the other, but with a dense gradient all is dense."""
+    (a, a_sparse), (b, b_sparse) = one, other
+    if a_sparse and b_sparse:
+        return a + b, True
+    return max((size, False) for size, sparse in (one, other) if not sparse)
+
+
 def _size(gradient: Any) -> tuple[int, bool]:
-    """Bytes of a gradient, and whether it is sparse, so that sums of it grow."""
+    """Bytes of a gradient, and whether it is sparse; none at all is a sparse one without slices."""
     if gradient is None:
-        return 0, False
+        return 0, True
     if isinstance(gradient, tf.IndexedSlices):
         return _size(gradient.values)[0] + _size(gradient.indices)[0], True
     elements = gradient.shape.num_elements() or 0

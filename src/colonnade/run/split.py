@@ -5,7 +5,7 @@ by at most one; Python values, 0-d tensors and what is wrapped in `broadcast` pa
 """
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from colonnade.errors import Problem, check
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+TENSORS = ("split", "whole")  # roles of the leaves that are tensors
 ARRAYS = (tf.Tensor, tf.Variable, np.ndarray, np.generic)
 
 
@@ -80,7 +81,10 @@ def pack(nest: Any, leaves: Iterator[Any]) -> Any:
         other.update(zip(nest, children, strict=True))
         return other
     if is_dataclass(nest) and not isinstance(nest, type):
-        return replace(nest, **{f.name: child for f, child in zip(fields(nest), children, strict=True)})
+        same: Any = copy(nest)
+        for field, child in zip(fields(nest), children, strict=True):
+            object.__setattr__(same, field.name, child)  # also of a frozen one, also where init=False
+        return same
     return type(nest)(*children) if hasattr(nest, "_fields") else type(nest)(children)
 
 
@@ -99,11 +103,15 @@ def _children(nest: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value among the arguments: split over the devices, passed whole, or fixed (a Python value)."""
+    """One value among the arguments.
+
+    A tensor is split over the devices or passed whole; a Python value is fixed, and part of the trace;
+    an object (the `self` of a method) is known by its identity.
+    """
 
     path: str
     value: Any
-    role: str  # split, whole or fixed
+    role: str  # split, whole, fixed or object
 
     def size(self) -> int | None:
         """The first dim, where it is known."""
@@ -116,12 +124,10 @@ class Leaf:
 
     def key(self) -> Hashable:
         """Equal for values that one trace serves."""
+        if self.role == "object":
+            return self.path, id(self.value)
         if self.role == "fixed":
-            try:
-                hash(self.value)
-            except TypeError:
-                return self.path, type(self.value), id(self.value)
-            return self.path, type(self.value), self.value
+            return self.path, type(self.value), _comparable(self.value)
         kind = type(self.value).__name__ if isinstance(self.value, COMPOSITE) else ""
         return self.path, self.role, kind, self.value.dtype, tuple(self.value.shape), self.ragged()
 
@@ -137,7 +143,7 @@ class Arguments:
     """The arguments of one call: their structure, and their leaves with the role of each."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = ()) -> None:
-        positional = dict(zip(_names(args, names), args, strict=True))
+        positional = dict(zip(_names(args, names, kwargs), args, strict=True))
         self.count = len(args)
         self.structure = {**positional, **kwargs}
         self.leaves = [leaf for name, value in self.structure.items() for leaf in _leaves(name, value)]
@@ -145,6 +151,10 @@ class Arguments:
     @property
     def split(self) -> list[Leaf]:
         return [leaf for leaf in self.leaves if leaf.role == "split"]
+
+    @property
+    def tensors(self) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if leaf.role in TENSORS]
 
     def key(self) -> Hashable:
         """Equal for calls that one trace serves: the same structure, dtypes, shapes and Python values."""
@@ -162,6 +172,13 @@ class Arguments:
             yield Problem(
                 "arguments", given, "none is a tensor to split", "Pass at least one with a first dim"
             )
+        for leaf in self.leaves:
+            if leaf.role == "fixed" and not _is_hashable(leaf.value):
+                kind = type(leaf.value).__name__
+                rule = "is a Python value that cannot be hashed, so a change of it would go unseen"
+                yield Problem(
+                    leaf.path, kind, rule, "Pass a tuple or a frozenset, or let the function hold it"
+                )
         known = [(leaf, leaf.size()) for leaf in self.split]
         if len({size for _, size in known if size is not None}) > 1:
             for leaf, size in known:
@@ -178,14 +195,16 @@ class Arguments:
 
     def counts(self, num_parts: int) -> list[Any]:
         """Sizes of the slices where the first dim is known only when the graph runs."""
-        first = self.split[0].value
-        rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-        total = tf.cast(rows, tf.int32)
-        path = self.split[0].path
-        message = (
-            f"a batch smaller than {num_parts} devices needs a static batch dim: set the shape of {path}"
-        )
-        with tf.control_dependencies([tf.debugging.assert_greater_equal(total, num_parts, message)]):
+        first, *others = self.split
+        total = _rows(first.value)
+        needed = "needs a static batch dim: set the shape of"
+        fix = f"a batch smaller than {num_parts} devices {needed} {first.path}"
+        rule = "has another number of rows than"
+        checks = [tf.debugging.assert_greater_equal(total, num_parts, fix)] + [
+            tf.debugging.assert_equal(_rows(leaf.value), total, f"{leaf.path} {rule} {first.path}")
+            for leaf in others
+        ]
+        with tf.control_dependencies(checks):
             small, larger = total // num_parts, total % num_parts
         return [small + tf.cast(i < larger, tf.int32) for i in range(num_parts)]
 
@@ -226,15 +245,14 @@ class Arguments:
 
     def components(self) -> list[Any]:
         """The plain tensors that make up the leaves, in order; fixed values have none."""
-        tensors = [leaf.value for leaf in self.leaves if leaf.role != "fixed"]
-        return tf.nest.flatten(tensors, expand_composites=True)
+        return tf.nest.flatten([leaf.value for leaf in self.tensors], expand_composites=True)
 
     def with_components(self, components: Sequence[Any]) -> "Arguments":
         """The same arguments made of other plain tensors."""
-        tensors = [leaf.value for leaf in self.leaves if leaf.role != "fixed"]
+        tensors = [leaf.value for leaf in self.tensors]
         packed = iter(tf.nest.pack_sequence_as(tensors, list(components), expand_composites=True))
         return self.with_values(
-            [leaf.value if leaf.role == "fixed" else next(packed) for leaf in self.leaves]
+            [next(packed) if leaf.role in TENSORS else leaf.value for leaf in self.leaves]
         )
 
     def unpack(self, components: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -253,8 +271,10 @@ def parameter_names(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _names(args: tuple[Any, ...], names: Sequence[str]) -> list[str]:
-    return [names[i] if i < len(names) else f"argument {i}" for i in range(len(args))]
+def _names(args: tuple[Any, ...], names: Sequence[str], taken: Container[str]) -> list[str]:
+    """A name for each positional argument; one that is passed by keyword too is for Python to refuse."""
+    known = [name if name not in taken else None for name in names[: len(args)]]
+    return [(known[i] if i < len(known) else None) or f"argument {i}" for i in range(len(args))]
 
 
 def _leaves(name: str, value: Any, whole: bool = False) -> Iterator[Leaf]:
@@ -262,7 +282,7 @@ def _leaves(name: str, value: Any, whole: bool = False) -> Iterator[Leaf]:
         if isinstance(leaf, Broadcast):
             yield from _leaves(path, leaf.value, whole=True)
         elif isinstance(leaf, Whole):
-            yield Leaf(path, leaf.value, "fixed")
+            yield Leaf(path, leaf.value, "object")
         elif not isinstance(leaf, (*ARRAYS, *COMPOSITE, *SPECS)):
             yield Leaf(path, leaf, "fixed")
         else:
@@ -283,6 +303,29 @@ def _skeleton(nest: Any) -> Hashable:
     return type(nest) if _is_nest(nest) else None, tuple(
         (k, _skeleton(child)) for k, child in _children(nest)
     )
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _comparable(value: Any) -> Hashable:
+    """What stands for a Python value in a key."""
+    if isinstance(value, float):  # 0.0 equals -0.0, and NaN not even itself
+        return value.hex()
+    return value if _is_hashable(value) else "cannot be hashed: refused before anything is traced"
+
+
+def _rows(value: Any) -> Any:
+    """The first dim, as a tensor."""
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    shape = value.dense_shape if isinstance(value, tf.SparseTensor) else tf.shape(value)
+    return tf.cast(shape[0], tf.int32)
 
 
 def _gather(value: Any, rows: Any) -> Any:

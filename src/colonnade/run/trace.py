@@ -6,6 +6,7 @@ called with the handles of those instead (`variables=`).
 """
 
 import linecache
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError, InvalidArgument, Problem
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.placement import short
 from colonnade.run.exchange import Exchange
 from colonnade.run.graph import Capture, captures, nodes
@@ -27,6 +28,8 @@ from colonnade.run.split import Arguments, flatten, is_tensor, pack
 SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
 # Graph seeds of the replicas lie this far apart, so that they do not meet the seeds of the user's ops.
 SEED_STRIDE = 1_000_003
+# There is one tf.print for all threads: one trace at a time may exchange it.
+_PRINTING = threading.RLock()
 
 
 def scope(replica: int, device: str) -> str:
@@ -56,23 +59,41 @@ class Voice:
 
     def _reseed(self) -> None:
         if self.reseed and self.replica:
-            base, _ = tf.compat.v1.get_seed(0)
-            tf.compat.v1.set_random_seed((base + self.replica * SEED_STRIDE) % 2**31)
+            tf.compat.v1.set_random_seed(self._seed())
+
+    def _seed(self) -> int:
+        base, _ = tf.compat.v1.get_seed(0)
+        return (base + self.replica * SEED_STRIDE) % 2**31
+
+    def refuse_others_numbers(self, graph: Any, where: str) -> None:
+        """Refuse a trace of this replica that holds a function with the seed of another.
+
+        A tf.function that was called before is not traced again, and keeps the seed it had then.
+        """
+        if not (self.reseed and self.replica):
+            return
+        seed = self._seed()
+        kept = [f for f in graph.library.function if any(_has_seed(n, not_of=seed) for n in f.node_def)]
+        rule = "was called before: it keeps its seed, and would draw the same numbers on every device"
+        fix = "Call the plain function; there is no need for a tf.function inside"
+        names = [re.sub(r"^__[a-z]+_(.*)_\d+$", r"\1", f.signature.name) for f in kept]
+        check(where, [Problem("tf.function", name, rule, fix) for name in names])
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
         """While the trace is made, let tf.print begin with the device's name."""
-        original, tracing, label = tf.print, threading.get_ident(), f"[{short(self.device)}]"
+        with _PRINTING:
+            original, tracing, label = tf.print, threading.get_ident(), f"[{short(self.device)}]"
 
-        @tf.autograph.experimental.do_not_convert
-        def named(*inputs: Any, **options: Any) -> Any:
-            return original(*((label,) if threading.get_ident() == tracing else ()), *inputs, **options)
+            @tf.autograph.experimental.do_not_convert
+            def named(*inputs: Any, **options: Any) -> Any:
+                return original(*((label,) if threading.get_ident() == tracing else ()), *inputs, **options)
 
-        tf.print = named
-        try:
-            yield
-        finally:
-            tf.print = original
+            tf.print = named
+            try:
+                yield
+            finally:
+                tf.print = original
 
 
 class Traced:
@@ -96,11 +117,13 @@ class Traced:
                 raise error
         self.structure = outputs[-1]
         # Differentiating the function adds outputs to its graph, so these are noted now.
-        self._types = [output.dtype for output in self.concrete.outputs]
+        self.outputs = list(self.concrete.outputs)
         self.captures = captures(self.concrete)
         # The ops that stand for sums over the replicas.
         self.marks = self._exchange.marks(self.concrete.graph)
         self._refuse_iterators(fn)
+        if voice:
+            voice.refuse_others_numbers(self.concrete.graph.as_graph_def(), f"the function {_name(fn)}")
 
     def _ours(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A part of a trace that is Colonnade's: AutoGraph leaves it alone, its errors are remembered."""
@@ -143,8 +166,7 @@ class Traced:
     @cached_property
     def repeats(self) -> bool:
         """Whether it has seeded legacy random ops: the seed is part of the op, the same on every replica."""
-        ops = nodes(self.concrete.graph.as_graph_def())
-        return any("seed2" in op.attr and (op.attr["seed"].i or op.attr["seed2"].i) for op in ops)
+        return any(_has_seed(node) for node in nodes(self.concrete.graph.as_graph_def()))
 
     @cached_property
     def speaks(self) -> bool:
@@ -183,7 +205,9 @@ class Traced:
         else:
             with tf.device(device), tf.name_scope(name):
                 flat = tf.raw_ops.StatefulPartitionedCall(
-                    args=self.bound(components, variables), Tout=self._types, f=self.concrete
+                    args=self.bound(components, variables),
+                    Tout=[output.dtype for output in self.outputs],
+                    f=self.concrete,
                 )
         return self.leaves(flat)
 
@@ -280,6 +304,12 @@ def _unusable(capture: Capture) -> Iterator[Problem]:
     if any(op.startswith("IteratorGetNext") for op in capture.used_by):
         rule = "is read inside the function; replicas would race for its elements"
         yield Problem("an iterator", capture.tensor.dtype.name, rule, "Pass its elements as an argument")
+
+
+def _has_seed(node: Any, not_of: int | None = None) -> bool:
+    """Whether a node is a seeded legacy random op; with `not_of`, one of another graph's seed."""
+    seeded = "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
+    return bool(seeded) and node.attr["seed"].i != not_of
 
 
 def _has_gradient(tensor: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.graph import captures
+from colonnade.run.graph import ancestors, captures
 from colonnade.run.residence import dealt
 
 
@@ -100,21 +100,10 @@ class Update:
         names = {t.op.name: c.variable for t, c in zip(self._handles(), self.captures, strict=True)}
         parameters = {p.ref() for p in self._parameters}
         for handle, ops in writes.items():
-            above = {op.name for write in ops for op in _ancestors(write)}
+            above = {op.name for write in ops for op in ancestors(write)}
             touched = {names[n].ref() for n in above if names.get(n) is not None} & parameters
             if names[handle].ref() in parameters:
                 touched = {names[handle].ref()}
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
-
-
-def _ancestors(op: Any) -> list[Any]:
-    """An op, and all whose results it uses, directly or not."""
-    found, waiting = {}, [op]
-    while waiting:
-        current = waiting.pop()
-        if current.name not in found:
-            found[current.name] = current
-            waiting.extend(tensor.op for tensor in current.inputs)
-    return list(found.values())

@@ -7,9 +7,9 @@ device that shows it or does not.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,15 @@ from rich.table import Table
 from colonnade.hardware import devices as hardware
 from colonnade.run.join import check_join
 from colonnade.run.parallel import Devices, Parallel
+from colonnade.run.rounding import Rounding
 from colonnade.run.split import Arguments, flatten, is_tensor, parameter_names, sizes
 
 Values = dict[str, np.ndarray]
 
-_EPSILON = {tf.bfloat16: 2.0**-7, tf.float16: 2.0**-10, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 # A difference up to this many times what one device does to itself is rounding.
 MARGIN = 4.0
+# Between a name and its number, where several variables have the same name.
+AGAIN = " #"
 # Rounding that calibration may not see, in units of the dtype's epsilon times the largest value.
 FLOOR = 32.0
 
@@ -143,7 +145,8 @@ class _Experiment:
         self.one = Parallel(fn, devices[:1], "sum")
         self.many = Parallel(fn, devices, join)
         self.each = Parallel(fn, devices, "stack" if join == "concat" else join)
-        self._variables, self._epsilon = self._survey()
+        self._added: set[str] = set()  # leaves without a batch dim: scalars, gradients of variables
+        self._variables, self._steps = self._survey()
 
     def batches(self) -> list[int]:
         """Even, uneven and smaller than the number of devices, as far as the example batch reaches."""
@@ -155,20 +158,26 @@ class _Experiment:
     def state_kept(self) -> "_StateKept":
         return _StateKept(self._variables)
 
-    def _survey(self) -> tuple[list[tf.Variable], float]:
-        """The variables that the function uses, and the coarsest rounding step of the floats in it."""
+    def _survey(self) -> tuple[list[tf.Variable], dict[str, float]]:
+        """The variables that the function uses, and by leaf the coarsest step of the floats behind it."""
         example = self.example.rows(np.arange(min(self.total, 2)))
         run = tf.function(lambda *c: self.one.run(example.with_components(c)), autograph=False)
         graph = run.get_concrete_function(*example.components()).graph
-        inner = [traced.concrete.graph for traced in self.one.traces]
-        floats = {t.dtype for g in (graph, *inner) for op in g.get_operations() for t in op.outputs}
-        return list(graph.variables), max([0.0, *(_EPSILON[dtype] for dtype in floats & _EPSILON.keys())])
+        traced = self.one.traces[0]
+        follows = self.one.follows(example, traced, [example.size("verify()")])
+        self._added |= {
+            f"output{path}" for (path, _), batched in zip(traced.paths(), follows, strict=True) if not batched
+        }
+        rounding = Rounding(traced, example)
+        outputs = {f"output{path}": step for path, step in rounding.outputs.items()}
+        gradients = {f"gradient of {name}": step for name, step in rounding.gradients.items()}
+        return list(graph.variables), outputs | gradients
 
     def evaluate(self, target: Parallel, rows: np.ndarray, weights: np.ndarray | None = None) -> Values:
         """Outputs and gradients by name; `weights` says how much each row counts in the gradient."""
         weights = np.ones(len(rows)) if weights is None else weights
         arguments = self.example.rows(rows)
-        smooth = [leaf for leaf in arguments.leaves if leaf.role == "split" and _is_float(leaf.value)]
+        smooth = [leaf for leaf in arguments.tensors if _is_float(leaf.value)]
         with tf.GradientTape(persistent=True) as tape:
             tape.watch([leaf.value for leaf in smooth])
             leaves = [(path, leaf) for path, leaf in flatten(target.run(arguments)) if is_tensor(leaf)]
@@ -177,23 +186,26 @@ class _Experiment:
         values = {f"output{path}": _dense(leaf) for path, leaf in leaves}
         if loss is None:
             return values
-        sources = [(leaf.path, leaf.value) for leaf in smooth] + [
-            (v.name, v) for v in tape.watched_variables()
-        ]
-        for name, source in sources:
+        sources = [(leaf.path, leaf.value, leaf.role == "whole") for leaf in smooth]
+        sources += [(variable.name, variable, True) for variable in tape.watched_variables()]
+        for name, source, added in sources:
             gradient = tape.gradient(loss, source)
-            if gradient is not None:
-                values[f"gradient of {name}"] = _dense(gradient)
+            if gradient is None:
+                continue
+            leaf = _unlike(values, f"gradient of {name}")
+            values[leaf] = _dense(gradient)
+            if added:
+                self._added.add(leaf)
         return values
 
     def compare(self, batch: int) -> Iterator[Comparison]:
         """N devices against one on the first `batch` rows, leaf by leaf."""
         rows = np.arange(batch)
         reference = self.evaluate(self.one, rows)
-        found = self._found(rows, reference)
+        found = self._found(rows)
         noise = self._noise(rows, reference)
         for leaf, expected in reference.items():
-            tolerance = MARGIN * noise[leaf] + FLOOR * self._rounding(expected) * _scale(expected)
+            tolerance = MARGIN * noise[leaf] + FLOOR * self._step(leaf, expected) * _scale(expected)
             difference = _difference(expected, found.get(leaf))
             cause = (
                 None
@@ -201,10 +213,13 @@ class _Experiment:
                 else self._cause(leaf, rows, expected, tolerance, found.get(leaf))
             )
             yield Comparison(leaf, batch, difference, tolerance, cause)
+        for leaf in found.keys() - reference.keys():
+            yield Comparison(leaf, batch, float("inf"), 0.0, "parallel")
 
-    def _found(self, rows: np.ndarray, reference: Values) -> Values:
-        scalars = any(value.ndim == 0 for leaf, value in reference.items() if leaf.startswith("output"))
-        return self.evaluate(self.each if scalars and self.join == "concat" else self.many, rows)
+    def _found(self, rows: np.ndarray) -> Values:
+        """What N devices give; an output that cannot be concatenated is kept apart for each of them."""
+        whole = self.join != "concat" or not any(leaf.startswith("output") for leaf in self._added)
+        return self.evaluate(self.many if whole else self.each, rows)
 
     def _noise(self, rows: np.ndarray, reference: Values) -> dict[str, float]:
         """What permuting and splitting again do on one device; more than rounding is not counted."""
@@ -217,20 +232,22 @@ class _Experiment:
         noise = {}
         for leaf, expected in reference.items():
             # A gradient that cancels to nearly nothing keeps the rounding of the large terms in it.
-            step = self._rounding(expected)
+            step = self._step(leaf, expected)
             ceiling = max(np.sqrt(step) * _scale(expected), FLOOR * step * largest[leaf.split()[0]])
             seen = [_difference(expected, other.get(leaf)) for other in (permuted, again)]
             noise[leaf] = max([0.0, *(d for d in seen if d <= ceiling)])
         return noise
 
-    def _rounding(self, values: np.ndarray) -> float:
+    def _step(self, leaf: str, values: np.ndarray) -> float:
         """The relative step of floats; integers and strings have none, and must be equal."""
-        return self._epsilon if values.dtype.kind in "fc" else 0.0
+        return self._steps[leaf.partition(AGAIN)[0]] if values.dtype.kind in "fc" else 0.0
 
     def _unpermuted(self, values: Values, order: np.ndarray) -> Values:
         back = np.argsort(order)
         return {
-            leaf: value[back] if value.ndim and len(value) == len(order) and not _of_variable(leaf) else value
+            leaf: value[back]
+            if value.ndim and len(value) == len(order) and leaf not in self._added
+            else value
             for leaf, value in values.items()
         }
 
@@ -245,10 +262,9 @@ class _Experiment:
         joined = {}
         for leaf in parts[0]:
             pieces = [part[leaf] for part in parts if leaf in part]
-            if pieces[0].dtype.kind in "fc" and (leaf.startswith("gradient") or pieces[0].ndim == 0):
+            if pieces[0].dtype.kind in "fc" and (leaf.startswith("gradient") or leaf in self._added):
                 pieces = [piece * share for piece, share in zip(pieces, shares, strict=False)]
-            added = _of_variable(leaf) or pieces[0].ndim == 0
-            joined[leaf] = np.sum(pieces, axis=0) if added else np.concatenate(pieces)
+            joined[leaf] = np.sum(pieces, axis=0) if leaf in self._added else np.concatenate(pieces)
         return joined
 
     def _cause(
@@ -259,7 +275,7 @@ class _Experiment:
         if _difference(expected, one.get(leaf)) > tolerance:
             return "randomness"
         counts = sizes(len(rows), len(self.devices))
-        if any(name.startswith("output") and value.ndim == 0 for name, value in one.items()):
+        if any(name.startswith("output") for name in self._added):
             for cause, average in (("mean", True), ("sum", False)):
                 sliced = self._on_slices(rows, counts, average).get(leaf)
                 if _difference(expected, sliced) <= tolerance:
@@ -291,7 +307,7 @@ class _Experiment:
         before = self.evaluate(self.one, rows, (np.arange(len(rows)) < half).astype(float))
         after = self.evaluate(self.one, others, (np.arange(len(others)) < half).astype(float))
         a, b = before.get(leaf), after.get(leaf)
-        if a is not None and b is not None and not _of_variable(leaf) and a.ndim:
+        if a is not None and b is not None and leaf not in self._added:
             a, b = a[:half], b[:half]
         return _difference(a, b) > tolerance
 
@@ -314,8 +330,10 @@ def _is_float(tensor: Any) -> bool:
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
 
 
-def _of_variable(leaf: str) -> bool:
-    return leaf.startswith("gradient of ") and leaf.endswith(":0")
+def _unlike(taken: Container[str], name: str) -> str:
+    """A name that is not taken: two variables may have the same."""
+    numbered = (name if i == 1 else f"{name}{AGAIN}{i}" for i in count(1))
+    return next(other for other in numbered if other not in taken)
 
 
 def _weighted(output: Any, rows: np.ndarray, weights: np.ndarray) -> Any:
