@@ -50,12 +50,14 @@ def started(monkeypatch, tmp_path):
 class Job:
     """`colonnade run` on two virtual cards, with a program that says when it has started."""
 
-    def __init__(self, folder, program, *options):
+    def __init__(self, folder, program, *options, **started):
         self.leases = folder / "leases"
         command = [COMMAND, "run", "--virtual", "2", *options, "--", sys.executable, "-c", program]
         environment = {**os.environ, "COLONNADE_LEASES": str(self.leases), "PYTHONUNBUFFERED": "1"}
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=environment, **started
+        )
 
     def line(self):
         return self.process.stdout.readline().strip()
@@ -240,7 +242,7 @@ def test_signals_are_passed_on(tmp_path):
 
 
 def test_stop_and_continue(tmp_path):
-    job = Job(tmp_path, HEARS)
+    job = Job(tmp_path, HEARS, process_group=0)  # as a shell starts it
     assert job.line() == "ready"
     launcher = psutil.Process(job.process.pid)
     (program,) = (p for p in launcher.children(recursive=True) if not p.children())
@@ -249,6 +251,17 @@ def test_stop_and_continue(tmp_path):
         time.sleep(0.01)
     job.process.send_signal(signal.SIGCONT)
     assert job.line() == "SIGCONT"
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 75
+
+
+def test_nobody_stops_where_no_shell_could_continue_them(tmp_path):
+    """A process group without a parent in its session: the kernel does not stop it, so we do not either."""
+    job = Job(tmp_path, HEARS, start_new_session=True)
+    assert job.line() == "ready"
+    for number, said in ((signal.SIGTSTP, None), (signal.SIGUSR1, "SIGUSR1")):
+        job.process.send_signal(number)
+        assert said is None or job.line() == said
     job.process.send_signal(signal.SIGTERM)
     assert job.end()[0] == 75
 

@@ -87,7 +87,17 @@ def _wait(supervisor: int) -> Outcome:
         if arrived.si_code != SI_KERNEL:
             os.kill(supervisor, arrived.si_signo)
         if arrived.si_signo == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees its job stopped
+            _stop()
+
+
+def _stop() -> None:
+    """Stop as the program does, so that the shell sees its job stopped.
+
+    By the same signal: where no shell could continue the process group, the kernel stops nobody.
+    """
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 class _Program:
