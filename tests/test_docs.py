@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow as tf
 from fresh import ROOT, run
 
 import colonnade
@@ -43,9 +42,16 @@ def test_pages_print_what_they_say(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
-    module = importlib.import_module(name)
-    failed, _ = doctest.testmod(module, extraglobs={"tf": tf}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
+
+
+def test_examples_of_public_names_can_be_copied():
+    """They bring their own imports."""
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for name in colonnade.__all__:
+        for example in doctest.DocTestFinder().find(getattr(colonnade, name), name, globs={}):
+            assert runner.run(example).failed == 0, example.name
 
 
 def test_links_in_the_documentation_lead_somewhere():

@@ -91,10 +91,11 @@ class Topology:
     """Devices and the links between them; `links[i][j]` leads from device i to device j.
 
     Example:
-        >>> pairs = Topology.groups([[0, 1], [2, 3]])
+        >>> import colonnade as cn
+        >>> pairs = cn.Topology.groups([[0, 1], [2, 3]])
         >>> pairs.link(0, 1).peer, pairs.link(0, 2).peer, pairs.best(2)
         (True, False, (0, 1))
-        >>> Topology.from_json(pairs.to_json()) == pairs
+        >>> cn.Topology.from_json(pairs.to_json()) == pairs
         True
     """
 
@@ -140,7 +141,8 @@ class Topology:
             among: the indices to choose from; all by default.
 
         Example:
-            >>> Topology.groups([[0, 2], [1, 3]]).best(2, among=[0, 1, 3])
+            >>> import colonnade as cn
+            >>> cn.Topology.groups([[0, 2], [1, 3]]).best(2, among=[0, 1, 3])
             (1, 3)
         """
         candidates = tuple(range(len(self))) if among is None else tuple(sorted(set(among)))
@@ -202,7 +204,8 @@ class Topology:
     def uniform(cls, n: int, link: Link | str = SHARED) -> "Topology":
         """n equal devices with the same link between any two: virtual CPU devices by default.
 
-        >>> Topology.uniform(3, link="NV4").link(0, 2).kind
+        >>> import colonnade as cn
+        >>> cn.Topology.uniform(3, link="NV4").link(0, 2).kind
         'NV4'
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -216,7 +219,8 @@ class Topology:
     def groups(cls, groups: Sequence[Sequence[int]], near: str = "PHB", far: str = "SYS") -> "Topology":
         """Devices that reach each other directly inside a group (`near`), and not between groups (`far`).
 
-        >>> Topology.groups([[0, 1], [2, 3]]).link(3, 0).kind
+        >>> import colonnade as cn
+        >>> cn.Topology.groups([[0, 1], [2, 3]]).link(3, 0).kind
         'SYS'
         """
         home = {device: at for at, group in enumerate(groups) for device in group}
@@ -243,7 +247,8 @@ class Topology:
             >>> text = '''        A0   A1   CPU Affinity
             ... A0       X   PIX   0-7
             ... A1      PIX   X    0-7'''
-            >>> Topology.from_text(text).link(0, 1).kind
+            >>> import colonnade as cn
+            >>> cn.Topology.from_text(text).link(0, 1).kind
             'PIX'
         """
         found = matrix.read(text, p2p)

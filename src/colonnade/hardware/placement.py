@@ -114,7 +114,7 @@ def placement(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Placement
         ops of a `tf.custom_gradient` of the user's own count as forward: nothing marks them.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> def double(x):
         ...     with tf.device("/device:CPU:1"):
         ...         return 2 * x

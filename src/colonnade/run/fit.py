@@ -48,7 +48,7 @@ def fit(
         Keras's `History`.
 
     Example:
-        >>> import colonnade as cn, keras
+        >>> import colonnade as cn, keras, tensorflow as tf
         >>> model = keras.Sequential([keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
         >>> history = cn.fit(model, tf.ones([8, 2]), tf.ones([8, 1]), devices=2, epochs=2, verbose=0)

@@ -24,7 +24,7 @@ class Weighted:
     whichever devices its parts are on.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> def loss(tokens, mask):
         ...     return cn.Weighted(losses=tf.cast(tokens, tf.float32), weights=mask)
     """

@@ -222,7 +222,7 @@ def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, j
             the size of each slice), `sum` or `stack`. By default such an output is an error.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> @cn.parallel(devices=2, join="mean")
         ... def loss(x):
         ...     return tf.reduce_mean(x)
@@ -249,7 +249,7 @@ def make_parallel(fn: Callable[..., Any], num_gpus: int | Sequence[int | str], /
         **tensors: what `fn` is called with.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> cn.make_parallel(lambda a, b: a + b, 2, a=tf.ones(4), b=tf.ones(4)).numpy().tolist()
         [2.0, 2.0, 2.0, 2.0]
     """

@@ -39,7 +39,7 @@ def broadcast(value: Any) -> Broadcast:
     """Pass `value`, a tensor or a nest of them, whole to every device instead of splitting it.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> def add(x, table):
         ...     return x + tf.reduce_sum(table)
         >>> cn.make_parallel(add, 2, x=tf.zeros(3), table=cn.broadcast(tf.ones(5))).numpy().tolist()

@@ -72,7 +72,7 @@ class Trainer:
         reduce: the order in which gradients are added: `auto` follows the topology.
 
     Example:
-        >>> import colonnade as cn, keras
+        >>> import colonnade as cn, keras, tensorflow as tf
         >>> w = tf.Variable([[0.0]])
         >>> def loss(x, y):
         ...     return tf.squeeze((x @ w - y) ** 2, axis=1)

@@ -122,7 +122,7 @@ def verify(
         A `Report`, true when equal; it prints as a table and names the cause of a difference.
 
     Example:
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> bool(cn.verify(lambda x: 2 * x, tf.ones([9, 2]), devices=4))
         True
         >>> cn.verify(lambda x: x - tf.reduce_mean(x), tf.random.normal([9, 2]), devices=4).causes[0]
