@@ -21,7 +21,7 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 soak: $(VENV)/.dev
-	@$(BIN)/pytest -n 0 tests/soak
+	@$(BIN)/pytest -n 0 --timeout 3600 tests/soak
 
 bench: $(VENV)/.dev
 	@for question in benchmarks/*/main.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done

@@ -1,12 +1,16 @@
 """Every test process has eight virtual CPU devices; what needs another number runs in `fresh`."""
 
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The tests are about virtual CPU devices, also on a machine with cards.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import colonnade as cn
+
+# A shell without job control starts what runs in the background deaf to Ctrl-C, and so all its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the tests are collected, because their modules make tensors.
 cn.setup(virtual=8)

@@ -14,6 +14,9 @@ import colonnade as cn
 from colonnade.run import exchange, segments
 from colonnade.run.split import Arguments
 
+# Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
+pytestmark = pytest.mark.no_cover
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 FAR = 1e-2
 MODES = ("shared", "mirrored", "partitioned")

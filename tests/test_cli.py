@@ -285,13 +285,7 @@ def test_verify(tmp_path):
     assert report["causes"] == ["mean"]
     assert report["devices"] == ["/device:CPU:0", "/device:CPU:1"]
     assert {row["leaf"] for row in report["rows"]} >= {"output", "gradient of w:0"}
-    joined = verify("study:loss", "--devices", "3", "--join", "mean")
-    assert joined.returncode == 0, joined.stdout + joined.stderr
-    for mistake, says in (
-        (("study:los",), "study has no 'los'. It has: loss"),
-        (("study:fails",), "calling it with the example failed: InvalidArgumentError: on CPU:0"),
-    ):
-        done = verify(*mistake)
-        assert done.returncode == 2
-        assert says in done.stderr
-        assert "Traceback" not in done.stderr
+    mistake = verify("study:fails", "--devices", "3", "--join", "mean")
+    assert mistake.returncode == 2
+    assert "calling it with the example failed: InvalidArgumentError: on CPU:0" in mistake.stderr
+    assert "Traceback" not in mistake.stderr

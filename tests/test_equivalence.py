@@ -16,6 +16,9 @@ import tensorflow as tf
 
 import colonnade as cn
 
+# Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
+pytestmark = pytest.mark.no_cover
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")
 IDS = RNG.integers(0, 10, 24)
