@@ -23,6 +23,7 @@ from colonnade.hardware.probe import TensorFlow
 
 GIB = 2**30
 NO_CARDS = "there is no card to look at"
+XID = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
 BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 
@@ -101,10 +102,12 @@ def answers(machine: Machine) -> Finding:
     """Whether all cards answer."""
     check, why = "cards that answer", "a card that has dropped off the bus takes no work"
     if machine.faults:
-        remedy = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
-        return Finding(check, "blocks", "; ".join(machine.faults), why, remedy)
+        return Finding(check, "blocks", "; ".join(machine.faults), why, XID)
     if not machine.cards:
         return Finding(check, "unknown", NO_CARDS, why)
+    if machine.unanswered:
+        found = f"all {len(machine.cards)}, but not everything: {'; '.join(machine.unanswered)}"
+        return Finding(check, "note", found, "what is not known cannot be shown, limited or avoided", XID)
     return Finding(check, "good", f"all {len(machine.cards)}", why)
 
 
@@ -166,11 +169,12 @@ def leftover(cards: Sequence[Card], me: str) -> Finding:
             found.append(f"card {card.index}: {size}process {process.pid} of {who}")
             remedy.append(f"kill {process.pid}" if process.user == me else f"ask {who} about {process.pid}")
         known = sum(process.memory or 0 for process in card.processes)
-        hidden = card.memory - card.free - known if card.free is not None else 0
+        taken = None if card.memory is None or card.free is None else card.memory - card.free
+        hidden = (taken or 0) - known
         if hidden > GIB and all(process.memory is not None for process in card.processes):
             found.append(f"card {card.index}: {hidden / GIB:.1f} GiB of no process that is visible from here")
             remedy.append(f"sudo fuser -v /dev/nvidia{card.index}")
-    full = all(card.free is not None and card.free < 0.1 * card.memory for card in cards)
+    full = all(card.free is not None and card.free < 0.1 * (card.memory or 0) for card in cards)
     if not found:
         return Finding(check, "good", "none", why)
     return Finding(check, "blocks" if full else "note", "; ".join(found), why, "; ".join(remedy))

@@ -160,8 +160,8 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
     cards = hardware.visible_cards() if hardware.are_cards(devices) else ()
     if not cards:
         return Verdict(None, "there is no card; TensorFlow refuses a memory limit on CPU devices")
-    if cards[0].mig:
-        return Verdict(None, "the driver does not tell what is taken of a MIG instance")
+    if cards[0].mig or cards[0].memory is None:
+        return Verdict(None, "the driver does not tell what is taken of this card")
     allowed = limit.limit_for(cards[0])
     if allowed < limit.SMALLEST:
         return Verdict(None, f"the card has too little free memory to try a limit: {2 * allowed} MiB")

@@ -79,7 +79,7 @@ def start(count: int | None = None) -> tuple[str, ...]:
         return hardware.setup(devices=count, growth=True)
     if cards:
         return hardware.setup(virtual=PARTS if count is None else count, growth=True)
-    leased_or_some = leased(Request(), os.environ).virtual or VIRTUAL
+    leased_or_some = leased(Request(), os.environ, cards).virtual or VIRTUAL
     return hardware.setup(virtual=leased_or_some if count is None else count)
 
 
