@@ -53,7 +53,7 @@ CHECKS = (
         equivalence.inputs,
     ),
     Check("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
-    Check("copies", "what arrives with what was sent, for every pair", EXACT, movement.copies),
+    Check("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
     Check(
         "placed adds and NCCL",
         "sums with those of the cards' own library",
