@@ -273,11 +273,15 @@ def test_a_lease_that_cannot_be_read_keeps_every_card(line, says):
     assert waits.take() == 0
 
 
-def test_who_waits_does_not_wait_for_his_own_lost_record(line):
-    lease = line()
-    (line.directory / f"{lease.claim.number}.json").unlink()
-    assert lease.take() == 0
-    assert claims(line.directory) == (lease.claim,)
+def test_who_waits_writes_a_lost_record_again(line):
+    with ask(PAIR, 2, directory=line.directory) as holder:
+        assert holder.take() == 0
+        first, second = line(), line()
+        for lease in (first, second):
+            (line.directory / f"{lease.claim.number}.json").unlink()
+        assert (first.take(), second.take()) == (1, 2)
+        assert claims(line.directory) == (holder.claim, first.claim, second.claim)
+    assert (first.take(), second.take()) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,10 @@ class Lease:
         """Take the cards if it is our turn and enough are free; else say our place in line, from 1 up."""
         present = self._pool.occupants()  # drivers can be slow, so not while all others wait for us
         with alone(self._directory) as records:
-            claims = [c for c in map(Claim.read, records.live()) if c.number != self.claim.number]
+            everyone = [Claim.read(record) for record in records.live()]
+            claims = [c for c in everyone if c.number != self.claim.number]
+            if self.claim not in everyone:  # lost or damaged: two such waiters would wait for each other
+                records.write(self.claim.number, asdict(self.claim))
             ahead = [c for c in claims if c.blocks(self.claim) and not _is_stopped(c.pid)]
             if ahead:
                 return len(ahead) + 1

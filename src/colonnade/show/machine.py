@@ -142,7 +142,13 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in columns:
         number = column.startswith("*")
-        table.add_column(column.lstrip("*"), justify="right" if number else "left", no_wrap=column != "what")
+        # On a narrow screen names break between words, and of a UUID the beginning will do.
+        table.add_column(
+            column.lstrip("*"),
+            justify="right" if number else "left",
+            no_wrap=column not in ("what", "UUID"),
+            overflow="ellipsis",
+        )
     return table
 
 
