@@ -105,9 +105,9 @@ def test_doctor_of_a_recorded_machine():
 def test_selftest(tmp_path):
     from colonnade.run.selftest import CHECKS
 
-    done = run([COMMAND, "selftest", "--devices", "2", "--bundle", str(tmp_path / "bundle.json")])
+    done = run([COMMAND, "selftest", "--devices", "4", "--bundle", str(tmp_path / "bundle.json")])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"passed +set-up .* 2 devices: CPU:0, CPU:1", done.stdout)
+    assert re.search(r"passed +set-up .* 4 devices: CPU:0, CPU:1, CPU:2, CPU:3", done.stdout)
     assert "11 passed, 0 failed, 2 not applicable." in done.stdout
     assert "WARNING" not in done.stderr
     written = json.loads((tmp_path / "bundle.json").read_text())

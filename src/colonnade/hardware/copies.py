@@ -59,9 +59,14 @@ def send(move: Move, source: str, target: str, size: int) -> Arrival:
 
     rows = sent.reshape(-1, ROW).astype("int64")
     expected = np.concatenate([rows.sum(axis=0), rows.sum(axis=1)])
-    intact = np.array_equal(summed(held).numpy(), expected)
+    # Concrete functions, because TensorFlow warns of one that is traced for every pair.
+    intact = np.array_equal(summed.get_concrete_function(held)(held).numpy(), expected)
     sums = (row.actual for row in placement(summed, held).ops if row.op == "Sum")
-    return Arrival(intact, ", ".join(sorted(set(map(short, sums)))), _bandwidth(touched, held, size))
+    return Arrival(
+        intact,
+        ", ".join(sorted(set(map(short, sums)))),
+        _bandwidth(touched.get_concrete_function(held), held, size),
+    )
 
 
 def _bandwidth(touched: Any, held: Any, size: int) -> float:
