@@ -1,6 +1,8 @@
 """Cards, the fake in NVML's place, and the recorded machines."""
 
 import inspect
+import re
+from dataclasses import fields
 from itertools import combinations
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from colonnade.describe.topology import Device, Topology
 from colonnade.errors import InvalidArgument
 from colonnade.hardware import cards, devices, fake
-from colonnade.hardware.cards import Card, Machine, Process, detect
+from colonnade.hardware.cards import Card, Instance, Machine, Process, detect
 from colonnade.hardware.fake import FakeNvml
 from colonnade.hardware.recorded import MACHINES, recorded
 from colonnade.reason.schedule import reduction
@@ -180,6 +182,63 @@ def test_a_virtual_machine_that_answers_little():
     assert machine.topology.link(0, 1).kind == "SYS"
     assert not machine.topology.link(0, 1).peer
     assert machine.cards[0].utilisation is None
+
+
+OPTIONAL = [name for name in FUNCTIONS if name.startswith("nvmlDeviceGet") or "System" in name]
+OPTIONAL = [name for name in OPTIONAL if not re.search("Count$|HandleByIndex$|UUID$|PciInfo$", name)]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_query_that_fails_costs_that_fact_only(name, code):
+    parts = [Instance("MIG-1", 1, 0, 2**33), Instance("MIG-2", 2, 0, 2**33)]
+    nvml = FakeNvml(Topology.uniform(3, link="NV2"), instances={2: parts}, switch=True)
+    whole = seen(nvml)
+
+    def refuse(*args):
+        raise pynvml.NVMLError(code)
+
+    setattr(nvml, name, refuse)
+    machine = seen(nvml)
+    assert [card.uuid for card in machine.cards] == [card.uuid for card in whole.cards]
+    assert machine.faults == ()
+    lost = {field for a, b in zip(machine.cards, whole.cards, strict=True) for field in differing(a, b)}
+    assert len(lost - {"instances"}) <= 2  # total and free memory come together
+    query = name.removeprefix("nvml").removeprefix("DeviceGet")
+    named = code == pynvml.NVML_ERROR_UNKNOWN or query in ("MemoryInfo", "Name")
+    asked = query != "TopologyCommonAncestor"  # which is not needed where there is NVLink
+    assert any(query in fact for fact in machine.unanswered) == (named and asked), machine.unanswered
+
+
+def differing(a, b):
+    return [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
+
+
+def test_a_card_that_does_not_tell_its_memory_is_still_a_card():
+    nvml = FakeNvml(Topology.uniform(2, link="PIX"))
+    tell = nvml.nvmlDeviceGetMemoryInfo
+
+    def refuse(handle, version=None):
+        if handle.card == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return tell(handle)
+
+    nvml.nvmlDeviceGetMemoryInfo = refuse
+    machine = seen(nvml)
+    assert [card.memory is None for card in machine.cards] == [False, True]
+    assert machine.unanswered == ("card 1: MemoryInfo: Not Supported",)
+    assert machine.topology.link(0, 1).kind == "PIX"
+
+
+def test_a_driver_that_cannot_count_its_cards():
+    nvml = FakeNvml(Topology.uniform(2))
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    nvml.nvmlDeviceGetCount = fail
+    machine = detect(nvml, virtual=2)
+    assert (machine.cards, machine.error, machine.absent) == ((), 999, "Unknown Error")
 
 
 def test_the_user_of_a_process():

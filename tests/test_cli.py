@@ -105,9 +105,9 @@ def test_doctor_of_a_recorded_machine():
 def test_selftest(tmp_path):
     from colonnade.run.selftest import CHECKS
 
-    done = run([COMMAND, "selftest", "--devices", "2", "--bundle", str(tmp_path / "bundle.json")])
+    done = run([COMMAND, "selftest", "--devices", "4", "--bundle", str(tmp_path / "bundle.json")])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"passed +set-up .* 2 devices: CPU:0, CPU:1", done.stdout)
+    assert re.search(r"passed +set-up .* 4 devices: CPU:0, CPU:1, CPU:2, CPU:3", done.stdout)
     assert "11 passed, 0 failed, 2 not applicable." in done.stdout
     assert "WARNING" not in done.stderr
     written = json.loads((tmp_path / "bundle.json").read_text())
@@ -129,6 +129,42 @@ def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, 
     assert done.exit_code == code
     assert json.loads(done.stdout)["results"][0]["state"] == state
     assert json.loads(done.stdout) == json.loads((tmp_path / "bundle.json").read_text())
+
+
+QUICK = """
+import sys
+from colonnade.run import selftest
+from colonnade.run.check import Result
+selftest.start = lambda count: ("/device:CPU:0",)
+selftest.examine = lambda devices: iter([Result("a", "b", "c", "passed", "d", 0.1, {})])
+from colonnade.cli import main
+sys.argv[0] = "colonnade"
+main()
+"""
+
+
+def test_the_bundle_may_be_the_standard_output(tmp_path):
+    """Written once, and nothing beside it: in a file, two who write would overwrite each other."""
+    command = [sys.executable, "-c", QUICK, "selftest", "--bundle", "/dev/stdout"]
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run(command, stdout=out, check=True)
+    assert json.loads((tmp_path / "out").read_text())["format"] == 1
+
+
+def test_a_disk_that_is_full_gives_one_message(tmp_path):
+    done = run([sys.executable, "-c", QUICK, "selftest", "--bundle", "/dev/full"])
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "No space left on device" in done.stderr
+
+
+def test_a_bundle_that_must_not_be_written_is_told_before_the_work(tmp_path, monkeypatch):
+    from colonnade import cli
+
+    (tmp_path / "kept.json").write_text("old")
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: path != tmp_path / "kept.json")
+    with pytest.raises(cn.InvalidArgument, match="cannot be written"):
+        cli.selftest(bundle=tmp_path / "kept.json")
+    assert (tmp_path / "kept.json").read_text() == "old"
 
 
 def test_a_bad_selftest_is_one_message_and_exit_code_2(tmp_path):
@@ -193,24 +229,32 @@ def test_leases_shows_who_waits():
     from rich.console import Console
 
     from colonnade.fleet.lease import Claim
+    from colonnade.fleet.records import Record
     from colonnade.show.leases import facts, table
 
     def claim(number, slots=()):
         when = "2026-05-04T09:12:00.000000+00:00"
         return Claim(("a", "b"), 2, "0.5", ("python", "\x1b[2Jx.py"), "ada", 7, "box", when, slots, number)
 
-    line = [claim(1, ("a", "b")), claim(2), claim(3)]
+    line = [claim(1, ("a", "b")), claim(2), claim(3), Claim.read(Record(4, 12345, None))]
     console = Console(width=120)
     with console.capture() as text:
         console.print(table(line))
     assert "python ?[2Jx.py" in text.get()  # what others wrote does not steer this terminal
-    assert re.findall(r"│ (a|b|#\d in line, for 2) ", text.get()) == [
+    assert re.findall(r"│ (a|b|any|#\d in line, for 2) ", text.get()) == [
         "a",
         "b",
+        "any",
         "#1 in line, for 2",
         "#2 in line, for 2",
     ]
-    assert [(fact["cards"], fact["waits_for"]) for fact in facts(line)] == [(["a", "b"], 0), ([], 2), ([], 2)]
+    assert "4.json cannot be read, so no card is given" in text.get()
+    assert [(fact["readable"], fact["cards"], fact["waits_for"]) for fact in facts(line)] == [
+        (True, ["a", "b"], 0),
+        (True, [], 2),
+        (True, [], 2),
+        (False, [], 0),
+    ]
 
 
 def test_leases_can_be_watched(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,23 +112,38 @@ def test_a_limit_is_checked_on_the_cards_that_are_used():
         ({}, {}, {}),
         ({}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 3}),
         ({"virtual": 2}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 2}),
-        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.5}),
+        # Of half a card a tenth is left to CUDA, which takes memory in every process.
+        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.45}),
+        ({}, {"COLONNADE_MEMORY": "4096"}, {"memory": 4096}),
         ({"memory": 4096}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 4096}),
-        # Half a card was leased, so two devices on it have a quarter each.
-        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.25}),
+        # Half a card was leased, so two devices on it share it.
+        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.225}),
     ],
 )
 def test_what_was_leased_stands_in_for_what_is_left_open(settings, environment, expected):
-    assert leased(Request(**settings), environment) == Request(**expected)
+    assert leased(Request(**settings), environment, CARDS) == Request(**expected)
+
+
+def test_a_share_of_a_card_that_tensorflow_does_not_see_is_told_and_left_out():
+    with pytest.warns(UserWarning, match=r"COLONNADE_MEMORY=0.5 from colonnade run is not used: .* no card"):
+        assert leased(Request(), {"COLONNADE_MEMORY": "0.5"}, ()) == Request()
+
+
+def test_a_part_of_a_memory_that_is_not_known_is_refused():
+    untold = replace(CARDS[0], memory=None)
+    assert plan(Request(memory=4096), [untold]).parts == ((4096,),)
+    assert plan(Request(), [untold]).parts == ((None,),)
+    for settings in ({"memory": 0.5}, {"virtual": 2}, {"virtual": 2, "memory": 0.5}):
+        assert "does not tell how much memory" in refused([untold], **settings)[1]
 
 
 @pytest.mark.parametrize("bad", ["", "many", "0", "-1", "nan"])
 def test_what_was_leased_must_be_a_number(bad):
     environment = {"COLONNADE_VIRTUAL": bad, "COLONNADE_MEMORY": bad}
     with pytest.raises(cn.InvalidArgument) as caught:
-        leased(Request(), environment)
+        leased(Request(), environment, CARDS)
     assert [problem.argument for problem in caught.value.problems] == list(environment)
-    assert leased(Request(virtual=2, memory=0.5), environment) == Request(virtual=2, memory=0.5)
+    assert leased(Request(virtual=2, memory=0.5), environment, CARDS) == Request(virtual=2, memory=0.5)
 
 
 def test_what_was_leased_comes_too_late_as_an_argument_would():

@@ -1,5 +1,8 @@
 import io
+import json
 import resource
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import doctor
+from colonnade.hardware import copies, doctor
+from colonnade.hardware import probe as probing
 from colonnade.hardware.cards import Card, Machine, Process, detect
 from colonnade.hardware.fake import FakeNvml
-from colonnade.hardware.probe import TensorFlow, probe, read
+from colonnade.hardware.probe import Copy, TensorFlow, probe, read
 from colonnade.hardware.recorded import MACHINES, recorded
+from colonnade.hardware.watchdog import Answer
 from colonnade.show.doctor import report
 
 GIB = 2**30
@@ -52,6 +57,16 @@ def machine(name):
             "0 of 4; TensorFlow says: Cannot dlopen",
             "and-cuda",
         ),
+        *(
+            (
+                Machine((), Topology.uniform(1), absent="words of NVML", error=code),
+                GOOD,
+                "blocks",
+                "words of NVML",
+                "nvidia-smi",
+            )
+            for code in (pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN)
+        ),
         (
             Machine((), Topology.uniform(1), error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
             GOOD,
@@ -69,11 +84,35 @@ def machine(name):
     ],
 )
 def test_driver(found, tensorflow, state, says, remedy):
-    finding = doctor.driver(found, tensorflow, {})
+    finding = doctor.driver(found, tensorflow, {}, ())
     assert finding.state == state
     assert says in finding.found
     assert remedy in finding.remedy
     assert finding.why
+
+
+def test_cards_on_the_bus_that_no_driver_shows(tmp_path):
+    listed = tmp_path / "bus" / "pci" / "devices"
+    for name, vendor, kind in (
+        ("0000:01:00.0", "0x10de", "0x030200"),
+        ("0000:01:00.1", "0x10de", "0x040300"),  # the sound of a card
+        ("0000:02:00.0", "0x10de", "0x030000"),  # given to a virtual machine
+        ("0000:03:00.0", "0x8086", "0x030000"),
+    ):
+        (listed / name).mkdir(parents=True)
+        (listed / name / "vendor").write_text(f"{vendor}\n")
+        (listed / name / "class").write_text(f"{kind}\n")
+    (listed / "0000:02:00.0" / "driver").symlink_to(tmp_path / "vfio-pci")
+    (listed / "0000:04:00.0").mkdir()  # one that cannot be read
+    assert doctor.on_bus(tmp_path) == ("0000:01:00.0",)
+    assert doctor.on_bus(tmp_path / "none") == ()
+    empty = Machine((), Topology.uniform(1), absent="the driver lists no cards")
+    for machine_without in (NONE, empty):
+        finding = doctor.driver(machine_without, GOOD, {}, ("0000:01:00.0",))
+        assert finding.state == "blocks"
+        assert "0000:01:00.0" in finding.found
+        assert "Install NVIDIA's driver" in finding.remedy
+        assert doctor.driver(machine_without, GOOD, {}, ()).state == "good"
 
 
 def test_cards_that_answer():
@@ -81,6 +120,9 @@ def test_cards_that_answer():
     assert doctor.answers(NONE).state == "unknown"
     lost = doctor.answers(detect(FakeNvml(Topology.uniform(2), lost=[1])))
     assert (lost.state, lost.found) == ("blocks", "card 1: GPU is lost")
+    mute = doctor.answers(replace(machine("article"), unanswered=("card 2: MemoryInfo: Unknown Error",)))
+    assert mute.state == "note"
+    assert "card 2: MemoryInfo" in mute.found
 
 
 @pytest.mark.parametrize(
@@ -111,18 +153,59 @@ def test_order_of_different_cards():
 @pytest.mark.parametrize(
     ("name", "state", "says"),
     [
-        ("article", "good", "2 of 6 pairs"),
+        ("article", "good", "2 of 6 pairs should have it, by the driver 2 do; not measured: a recorded"),
         ("nvswitch", "good", "28 of 28 pairs"),
-        ("dgx1", "good", "16 of 28 pairs"),
-        ("consumer", "note", "missing, for 0-1 (PHB), 2-3 (PHB)"),
+        ("dgx1", "good", "by the driver 16 do"),
+        ("consumer", "note", "missing for 0-1 (PHB), 2-3 (PHB)"),
         ("mig", "unknown", "takes two cards"),
     ],
 )
 def test_peer_access_by_label_against_the_driver(name, state, says):
     found = machine(name)
-    finding = doctor.peer_access(found.topology, found.cards)
+    finding = doctor.peer_access(found.topology, found.cards, doctor.RECORDED)
     assert finding.state == state
     assert says in finding.found
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "arrived", "state", "says"),
+    [
+        (11e9, True, "good", "measured: all copies arrive, at 11.0 to 11.0 GB/s"),
+        (3e9, True, "note", "slower than it should be: 0 to 1 (PHB, 3.0 of 12.0 GB/s)"),
+        (11e9, False, "blocks", "copies do not arrive: 0 to 1"),
+    ],
+)
+def test_peer_access_by_label_against_measured(bandwidth, arrived, state, says):
+    found = machine("article")
+    said = TensorFlow("2.21.0", cards=4, copies=(Copy(0, 1, arrived, bandwidth),))
+    finding = doctor.peer_access(found.topology, found.cards, said)
+    assert finding.state == state
+    assert says in finding.found
+
+
+def test_copies_are_measured_where_there_are_cards(monkeypatch):
+    assert (
+        probing.measured(TensorFlow("2.21.0", cards=1)).unmeasured
+        == "TensorFlow can use fewer than two cards here"
+    )
+    several = TensorFlow("2.21.0", cards=2)
+    plain = {"source": 0, "target": 1, "arrived": True, "bandwidth": 1e9}
+    monkeypatch.setattr(probing, "ask", lambda *_, **__: Answer([plain]))
+    assert probing.measured(several).copies == (Copy(0, 1, True, 1e9),)
+    monkeypatch.setattr(probing, "ask", lambda *_, **__: Answer(trouble="exit code 1", words="no memory"))
+    assert probing.measured(several).unmeasured == "exit code 1: no memory"
+
+
+def test_the_program_that_copies(monkeypatch, capsys):
+    """What runs on cards, with two CPU devices in their place."""
+    cards = machine("article").cards[2:]
+    monkeypatch.setattr(copies.hardware, "visible_cards", lambda: cards)
+    monkeypatch.setattr(copies.hardware, "setup", lambda growth: ("/device:CPU:1", "/device:CPU:2"))
+    monkeypatch.setattr(copies, "LARGE", 2**16)
+    copies.main()
+    found = [Copy(**each) for each in json.loads(capsys.readouterr().out)]
+    assert [(copy.source, copy.target, copy.arrived) for copy in found] == [(2, 3, True), (3, 2, True)]
+    assert all(copy.bandwidth > 0 for copy in found)
 
 
 def test_memory_taken_and_by_whom():
@@ -162,8 +245,17 @@ def test_iommu(tmp_path):
     assert finding.found == "translates for card 0 (DMA-FQ), card 1 (DMA-FQ)"
     assert "iommu=pt" in finding.remedy
     assert doctor.iommu(cards, sysfs(tmp_path / "through", kind="identity")).state == "good"
-    assert doctor.iommu(cards, tmp_path / "off").state == "good"
+    off = sysfs(tmp_path / "off")
+    for each in (off / "bus" / "pci" / "devices").iterdir():
+        shutil.rmtree(each.resolve() / "iommu_group")
+    assert doctor.iommu(cards, off).state == "good"
     assert doctor.iommu(cards[:1], tmp_path / "on").state == "good"
+    assert doctor.iommu(cards, tmp_path / "no such system").state == "unknown"
+    old = sysfs(tmp_path / "old")
+    for each in (old / "bus" / "pci" / "devices").iterdir():
+        (each / "iommu_group" / "type").unlink()
+    untold = doctor.iommu(cards, old)
+    assert (untold.state, untold.found) == ("unknown", "the system does not tell for card 0, card 1")
     assert doctor.iommu([], tmp_path).state == "unknown"
 
 

@@ -16,8 +16,9 @@ from colonnade.describe.topology import Topology
 from colonnade.fleet import launch
 from colonnade.fleet.lease import claims
 from colonnade.fleet.supervise import Outcome
-from colonnade.hardware.cards import Process, detect
+from colonnade.hardware.cards import Instance, Process, detect
 from colonnade.hardware.fake import FakeNvml
+from colonnade.hardware.recorded import recorded
 
 COMMAND = str(Path(sys.executable).with_name("colonnade"))
 
@@ -125,6 +126,36 @@ def test_cards_that_others_use_are_left_alone(started, monkeypatch, capsys):
     assert "did not come free in time" in said
     launch.run(["true"], cards=4, timeout="0", share=True)
     assert len(started) == 2
+
+
+def test_every_mig_instance_is_leased_to_one_program(started, monkeypatch):
+    nvml = recorded("mig")
+    monkeypatch.setattr(launch, "detect", lambda: detect(nvml))
+    with launch.ask(launch._cards(1), 1) as first, launch.ask(launch._cards(1), 1) as second:
+        assert (first.take(), second.take()) == (0, 0)
+        assert launch.run(["true"]) == 0
+        leased = [*first.claim.slots, *second.claim.slots, started[0][1]["CUDA_VISIBLE_DEVICES"]]
+    assert leased == [part.uuid for part in detect(nvml).cards[0].instances]
+    with pytest.raises(cn.InvalidArgument, match="not that many whole cards here, only 0"):
+        launch.run(["true"], cards=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{leased[2]},{leased[1]}")
+    assert launch._cards(1).slots == (leased[1], leased[2])
+
+
+def test_mig_instances_that_others_use_are_left_alone(started, monkeypatch):
+    stranger = (Process(os.getppid(), None, 2**30),)
+    parts = [Instance("MIG-a", 1, 0, 2**33, stranger), Instance("MIG-b", 2, 0, 2**33)]
+
+    def divided(**options):
+        return lambda: detect(FakeNvml(Topology.uniform(1), instances={0: parts}, **options))
+
+    monkeypatch.setattr(launch, "detect", divided())
+    launch.run(["true"])
+    assert started[0][1]["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    # A process of the card that no instance lists may be on any of them.
+    other = {0: [Process(os.getpid(), None, 2**30)]}
+    monkeypatch.setattr(launch, "detect", divided(processes=other))
+    assert launch.run(["true"], timeout="0") == 124
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_no_lock_is_left_when_the_record_cannot_be_written(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(records.json, "dump", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(cn.InvalidArgument, match=r"cannot be written \(No space"):
         ask(PAIR, 1, directory=tmp_path)
     monkeypatch.undo()
     assert claims(tmp_path) == ()
@@ -244,6 +244,7 @@ def test_what_is_planted_in_the_directory_does_no_harm(line, tmp_path):
     (folder / "10.json").write_text("{}")
     (folder / "planted.new").symlink_to(precious)
     (folder / "unrelated").mkdir()
+    (folder / "11.lock").mkdir()
     lease = line()
     assert lease.take() == 0
     assert lease.claim.slots == ("b",)
@@ -251,12 +252,36 @@ def test_what_is_planted_in_the_directory_does_no_harm(line, tmp_path):
     assert not (folder / "10.json").exists()  # of a process that died before it had its lock
 
 
-@pytest.mark.parametrize("says", ["nonsense", "[]", "{}", "[" * 10**5, '"text"', b"\xff".decode("latin1")])
-def test_a_record_that_is_no_claim_counts_for_nothing(line, says):
-    liar = line()
-    (line.directory / f"{liar.claim.number}.json").write_text(says)
-    assert claims(line.directory) == ()
-    assert line(count=2).take() == 0
+def damaged(path, says):
+    if says is None:
+        path.unlink()
+    else:
+        path.write_text(says)
+
+
+@pytest.mark.parametrize(
+    "says", [None, "nonsense", "[]", "{}", "[" * 10**5, '"text"', b"\xff".decode("latin1")]
+)
+def test_a_lease_that_cannot_be_read_keeps_every_card(line, says):
+    with ask(PAIR, 1, directory=line.directory) as silent:
+        assert silent.take() == 0
+        damaged(line.directory / f"{silent.claim.number}.json", says)
+        (claim,) = claims(line.directory)
+        assert (claim.readable, claim.user) == (False, silent.claim.user)
+        waits = line(Pool(("c",)))  # it may hold any card, also one of which we know nothing
+        assert waits.take() == 1
+    assert waits.take() == 0
+
+
+def test_who_waits_writes_a_lost_record_again(line):
+    with ask(PAIR, 2, directory=line.directory) as holder:
+        assert holder.take() == 0
+        first, second = line(), line()
+        for lease in (first, second):
+            (line.directory / f"{lease.claim.number}.json").unlink()
+        assert (first.take(), second.take()) == (1, 2)
+        assert claims(line.directory) == (holder.claim, first.claim, second.claim)
+    assert (first.take(), second.take()) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -268,17 +293,18 @@ def test_a_record_that_is_no_claim_counts_for_nothing(line, says):
         {"pid": 10**30},
         {"pid": "one"},
         {"count": float("inf")},
+        {"count": 0},
         {"since": "\x1b[2J"},
         {"slots": 3},
         {"command": None},
     ],
 )
-def test_a_claim_that_cannot_be_counts_for_nothing(line, lie):
+def test_a_claim_that_cannot_be_keeps_every_card(line, lie):
     liar = line()
     path = line.directory / f"{liar.claim.number}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **lie}))
-    assert claims(line.directory) == ()
-    assert line(count=2).take() == 0
+    assert not claims(line.directory)[0].readable
+    assert line().take() == 1
 
 
 def test_a_long_command_is_kept_short(line):
@@ -396,11 +422,55 @@ def test_two_users(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_record_in_the_name_of_another_counts_for_nothing(line):
+def test_a_record_in_the_name_of_another_says_nothing(line):
     lease = line()
     assert lease.take() == 0
     os.chown(line.directory / f"{lease.claim.number}.json", 12345, 12345)
-    assert claims(line.directory) == ()
+    (claim,) = claims(line.directory)
+    assert not claim.readable
+    assert line().take() == 1
+
+
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from colonnade.fleet.lease import Pool, ask, claims
+os.setgroups([])
+os.setgid(12345)
+os.setuid(12345)
+folder = Path(sys.argv[1])
+try:
+    print([claim.readable for claim in claims(folder)])
+    with ask(Pool(("a",)), 1, directory=folder) as lease:
+        print(lease.take())
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ("record", ["[False]", "1"]),  # a lock that cannot be opened may be a live one
+        ("writing", ["cannot be written (Permission denied)", "chmod 1777"]),
+        ("all", ["it is closed to this user"]),
+        ("parent", ["it is closed to this user"]),
+    ],
+)
+def test_what_is_closed_to_another_user(line, tmp_path, closed, said):
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.name.startswith(("pytest", "popen", "test")):
+            parent.chmod(0o755)
+    if closed == "record":
+        (line.directory / f"{line().claim.number}.lock").chmod(0o600)
+    else:
+        line.directory.mkdir()
+        line.directory.chmod({"writing": 0o755, "all": 0o700, "parent": 0o1777}[closed])
+        tmp_path.chmod(0o700 if closed == "parent" else 0o755)
+    done = run([sys.executable, "-c", OTHER_USER, str(line.directory)])
+    assert done.stderr == ""
+    assert all(part in done.stdout for part in said), done.stdout
 
 
 def test_races(tmp_path):

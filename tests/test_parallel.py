@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import colonnade as cn
+from colonnade.hardware import devices as hardware
 from colonnade.run.split import flatten, pack
 
 RNG = np.random.default_rng(0)
@@ -192,6 +193,22 @@ def test_a_mean_is_weighted_with_its_gradient():
 def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
     f = cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=2, join="sum")
     close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
+
+
+@pytest.mark.parametrize("join", ["sum", "mean"])
+def test_sums_follow_the_links(monkeypatch, join):
+    """Peers {0,1} and {2,3} add among themselves first; only then does one sum go between the pairs."""
+    monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
+    monkeypatch.setattr(
+        hardware, "topology", lambda: cn.Topology.groups([[0, 1], [2, 3], [4], [5], [6], [7]])
+    )
+    f = cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=4, join=join)
+    x = tf.reshape(tf.range(24.0), [8, 3])
+    ops = f.placement(x).ops
+    adds = {row.actual for row in ops if row.op in ("AddN", "AddV2") and row.phase == "forward"}
+    assert adds == {"/device:CPU:0", "/device:CPU:2"}  # TensorFlow joins the two adds on CPU:0
+    expected = tf.reduce_sum(x, axis=0) / (1 if join == "sum" else 4)
+    assert np.array_equal(f(x), expected)  # whole numbers, and a quarter of them: exact
 
 
 @pytest.mark.parametrize("shape", [[8, 3], [None, 3]])

@@ -49,6 +49,30 @@ def machines(draw):
     return kinds, codes, draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
 
 
+# What terminals and those who record them put between the letters.
+TERMINAL = (
+    *(
+        "\x1b[4m",
+        "\x1b[38;5;208m",
+        "\x1b[38:2::255:0:0m",
+        "\x1b[?25l",
+        "\x1b[2K\x1b[1G",
+        "\x1b[0 q",
+        "\x9b1m",
+    ),
+    *(
+        "\x1b(B\x1b[m",
+        "\x1b)0",
+        "\x1b]0;me@host: ~\x07",
+        "\x1b]8;;file:/etc\x1b\\",
+        "\x1bc",
+        "\x1b7",
+        "\x1b=",
+    ),
+    *("^[[4m", "[0m", "\x0f", "\x1b#8"),
+)
+
+
 @st.composite
 def forms(draw):
     """A way to print a matrix: what `nvidia-smi` does differently from version to version, and people do."""
@@ -57,7 +81,7 @@ def forms(draw):
         "adapters": draw(st.sampled_from([[], ["NIC0"], ["mlx5_0", "mlx5_1"], ["NIC0", "NIC1", "NIC2"]])),
         "affinity": draw(st.sampled_from(["none", "cpu", "numa", "all", "empty cpu"])),
         "legend": draw(st.booleans()),
-        "colour": draw(st.booleans()),
+        "colour": draw(st.sampled_from(["", *TERMINAL])),
         "prompt": draw(st.booleans()),
         "end": draw(st.sampled_from(["\n", "\r\n"])),
     }
@@ -97,7 +121,8 @@ def printed(kinds, numa, form):
             for row in rows
         ]
     if form["colour"]:
-        lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
+        mark = form["colour"]
+        lines = [f"{mark}{line[:3]}{mark}{line[3:]}\x1b[0m" for line in lines]
     if form["prompt"]:
         lines.insert(0, "(base) me@host3:~$ nvidia-smi topo -m")
     return form["end"].join(lines + (LEGEND.split("\n") if form["legend"] else []))
@@ -191,13 +216,69 @@ def test_what_is_wrong_with_a_text(text, says):
 
 
 def test_peer_access_of_another_machine_is_refused():
-    with pytest.raises(cn.InvalidArgument, match=r"p2p=.*is for 3 cards"):
+    with pytest.raises(cn.InvalidArgument, match=r"p2p=.*of cards 0, 1, 2, and the links are for 0, 1\."):
         Topology.from_text(
             plain([["X", "PIX"], ["PIX", "X"]]),
             p2p=plain([["X", "U", "U"], ["U", "X", "U"], ["U", "U", "X"]]),
         )
     with pytest.raises(cn.InvalidArgument, match="same machine"):
         Topology.from_text(plain([["X", "PIX"], ["PIX", "X"]]), p2p=LOG)
+
+
+SYS4 = plain([["X" if i == j else "SYS" for j in range(4)] for i in range(4)])
+ALL_OK = [["X" if i == j else "OK" for j in range(4)] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda table: table.replace("GPU3\tOK", "GPU3\t??"),
+            r"'\?\?': is no word .* row GPU3 and column GPU0",
+        ),
+        (lambda table: table.replace("GPU3\tOK", "GPU3"), "GPU3'.*has 3 cells for 4 columns"),
+        (lambda table: table.replace(" GPU2\tOK", " other\tOK"), "GPU2'.*has a column and no row"),
+        (lambda table: table + table.replace("GPU3\tOK", "GPU3\tNS"), "two matrices of peer access"),
+        (lambda table: table.replace("OK", "PIX"), "two matrices of links"),
+        (
+            lambda table: table.replace("GPU3", "GPU4"),
+            r"of cards 0, 1, 2, 4, and the links are for 0, 1, 2, 3",
+        ),
+    ],
+)
+def test_a_damaged_table_beside_a_good_one_is_refused(damage, says):
+    table = damage(plain(ALL_OK))
+    with pytest.raises(cn.InvalidArgument, match=f"text=.*{says}"):
+        Topology.from_text(f"{SYS4}\n{table}")
+    if "links" not in says or "and the links" in says:
+        with pytest.raises(cn.InvalidArgument, match=f"p2p=.*{says}"):
+            Topology.from_text(SYS4, p2p=table)
+
+
+def test_peer_access_is_matched_by_name():
+    """The columns of the second table are in another order; only 2 reaches 0."""
+    order = [3, 2, 0, 1]
+    lines = ["\t" + "\t".join(f"GPU{j}" for j in order)]
+    for i in order:
+        codes = ["X" if i == j else "OK" if (i, j) == (2, 0) else "CNS" for j in order]
+        lines.append("\t".join([f"GPU{i}", *codes]))
+    topology = Topology.from_text(SYS4, p2p="\n".join(lines))
+    assert [(i, j) for i in range(4) for j in range(4) if i != j and topology.link(i, j).peer] == [(2, 0)]
+
+
+def test_a_log_beside_a_matrix_tells_peer_access():
+    for text, p2p in ((f"{SYS4}\n{LOG}", None), (f"{LOG}\n{SYS4}", None), (SYS4, LOG)):
+        topology = Topology.from_text(text, p2p=p2p)
+        assert peers(topology) == PAIRS
+        assert topology.link(0, 1).kind == "SYS"
+    # What nvidia-smi says of it counts more; and a log of another machine is refused.
+    assert all(map(all, peers(Topology.from_text(f"{SYS4}\n{LOG}", p2p=plain(ALL_OK)))))
+    with pytest.raises(cn.InvalidArgument, match="cards 0, 1, 2, 3, and the links are for 0, 1"):
+        Topology.from_text(plain([["X", "PIX"], ["PIX", "X"]]) + LOG)
+    # Devices that the log does not name are as their links suggest.
+    short = "cannot enable peer access from device ordinal 0 to device ordinal 1"
+    pix = plain([["X" if i == j else "PIX" for j in range(3)] for i in range(3)])
+    assert peers(Topology.from_text(pix + short)) == [[True, False, True], [True] * 3, [True] * 3]
 
 
 def test_old_label():

@@ -109,8 +109,7 @@ def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that all devices compute what one does; exit code 1 if something does not."""
-    if bundle is not None:
-        _check_writable(bundle)
+    to_output = bundle is not None and _check_writable(bundle)
     from colonnade.run.bundle import bundle as bundled
     from colonnade.run.selftest import CHECKS, examine, start
     from colonnade.show.selftest import followed, report
@@ -118,18 +117,26 @@ def selftest(
     names = start(devices)
     results = tuple(followed(examine(names), [check.name for check in CHECKS]))
     plain = bundled(names, results)
-    if bundle is not None:
-        bundle.write_text(json.dumps(plain, indent=2) + "\n")
-    _print(as_json, plain, report(results))
+    if bundle is not None and not to_output:
+        try:
+            bundle.write_text(json.dumps(plain, indent=2) + "\n")
+        except OSError as error:
+            raise _unwritable(bundle, error.strerror) from None
+    _print(as_json or to_output, plain, report(results))
     if any(result.state == "failed" for result in results):
         raise typer.Exit(1)
 
 
-def _check_writable(path: Path) -> None:
-    """Before a minute of work, and not after it."""
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        problem = Problem("--bundle", str(path), "cannot be written", "Name a file in a folder of yours")
-        raise InvalidArgument("colonnade selftest", [problem])
+def _check_writable(path: Path) -> bool:
+    """Before a minute of work, and not after it; whether it is the standard output, as /dev/stdout is."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, "a folder, or not open to you")
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(1))
+
+
+def _unwritable(path: Path, why: str | None) -> InvalidArgument:
+    problem = Problem("--bundle", str(path), f"cannot be written ({why})", "Name a file in a folder of yours")
+    return InvalidArgument("colonnade selftest", [problem])
 
 
 def _machine(name: str | None) -> "Machine":

@@ -6,18 +6,23 @@
   mlx5_0 PHB PHB   X                                          adapters are left out
 
 A card's column is one whose name is the first column's word with another number. So the reader
-needs no knowledge of what a vendor calls a card.
+needs no knowledge of what a vendor calls a card. Several tables and a log are joined by those numbers.
+
+Nothing is left out in silence: a table that is neither of links nor of peer access, that is damaged,
+or that says something else than another one, is an error.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from string import ascii_letters
 
 from colonnade.describe import speeds
 from colonnade.errors import InvalidArgument, Problem
 
 Labels = tuple[tuple[str, ...], ...]
-Peers = tuple[tuple[bool, ...], ...]
+# By the numbers of two cards: whether the first reaches the memory of the second.
+Peers = dict[tuple[int, int], bool]
 
 # Why a driver has no peer access: chipset, card, topology, not supported, disabled, unknown.
 PEER_CODES = {"OK": True, "CNS": False, "GNS": False, "TNS": False, "NS": False, "DR": False, "U": False}
@@ -25,7 +30,12 @@ OLD_LABELS = {"SOC": "SYS"}  # what drivers before 2017 printed
 
 MOST = 1024  # a log that names a higher device is not a log
 
-_COLOUR = re.compile(r"(?:\x1b|\^\[)?\[[0-9;]*[A-Za-z]|\x1b\([A-Z]")
+# All that a terminal takes for a command (ECMA-48), and colours whose escape was lost on the way.
+_CONTROL = re.compile(
+    r"(?:\x1b\[|\^\[\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links
+    r"|\x1b[ -/]*[0-~]|\[[0-9;]*[mK]|[\x00-\x08\x0e-\x1b\x7f]"
+)
 _CARD = re.compile(r"([A-Za-z]+)[0-9]{1,4}")
 _AFFINITY = re.compile(r"CPU Affinity|NUMA Affinity|\S+ NUMA ID")
 _REFUSED = re.compile(
@@ -44,7 +54,7 @@ class Matrix:
 
     names: tuple[str, ...]
     kinds: Labels
-    peers: Peers | None
+    peers: tuple[tuple[bool | None, ...], ...] | None
     numa: tuple[int | None, ...]
 
 
@@ -65,50 +75,76 @@ class _Block:
 def read(text: str, p2p: str | None = None) -> Matrix:
     """Read a matrix or a log; all that is wrong with it comes in one error."""
     lines = _lines("text", text)
-    tables, refused = _tables("text", lines)
-    peers = next((_codes(cells) for _, cells in tables if _is_peer_table(cells)), None)
+    links, peers = _tables("text", lines)
+    logged = _logged_peers("text", lines)
+    where = "text"
     if p2p is not None:
-        peers = _peers(p2p)
-    links = [(block, cells) for block, cells in tables if not _is_peer_table(cells)]
-    if links:
-        block, cells = links[0]
-        numa = tuple(_numa(block, name) for name in block.cards)
-        found = Matrix(tuple(block.cards), _labels(cells), peers, numa)
-    elif refused:
-        raise refused[0]
+        peers, where = _peers(p2p), "p2p"
+    elif peers is None and logged is not None:
+        peers = logged
+    if links is not None:
+        block, kinds = links
+        numbers = [_number(card) for card in block.cards]
+        names, numa = tuple(block.cards), tuple(_numa(block, name) for name in block.cards)
+    elif logged is not None:
+        numbers = sorted({i for i, _ in logged})
+        names, kinds, numa = _from_log(lines, logged)
     else:
-        found = _from_log(text, lines, peers)
-    if peers is not None and len(peers) != len(found.names):
-        rule = f"is for {len(peers)} cards, and the links are for {len(found.names)}"
-        raise _refuse("text" if p2p is None else "p2p", p2p or text, rule, "Take both from the same machine")
-    return found
+        rule, fix = "holds no matrix of links", "Copy all of what `nvidia-smi topo -m` prints"
+        raise _refuse("text", text, rule, fix)
+    if peers is None:
+        return Matrix(names, kinds, None, numa)
+    told = {i for i, _ in peers}
+    # A log names the devices that a program used, which need not be all.
+    if told - set(numbers) or (peers is not logged and told != set(numbers)):
+        rule = f"tells peer access of cards {_listed(told)}, and the links are for {_listed(numbers)}"
+        raise _refuse(where, p2p or text, rule, "Take both from the same machine")
+    return Matrix(names, kinds, tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers), numa)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _peers(text: str) -> Peers:
     lines = _lines("p2p", text)
-    tables, refused = _tables("p2p", lines)
-    for _, cells in tables:
-        if _is_peer_table(cells):
-            return _codes(cells)
-    if refused:
-        raise refused[0]
-    if tables and len(tables[0][1]) == 1:
-        return ((True,),)
-    if logged := _logged_peers(lines):
-        return logged
-    rule, fix = "holds no matrix of peer access", "Copy all of what `nvidia-smi topo -p2p r` prints"
-    raise _refuse("p2p", text, rule, fix)
+    links, peers = _tables("p2p", lines)
+    if peers is None and links is not None and len(links[1]) == 1:
+        return {(_number(links[0].cards[0]),) * 2: True}  # of one card, both tables look alike
+    found = peers or _logged_peers("p2p", lines)
+    if found is None:
+        rule, fix = "holds no matrix of peer access", "Copy all of what `nvidia-smi topo -p2p r` prints"
+        raise _refuse("p2p", text, rule, fix)
+    return found
 
 
-def _tables(argument: str, lines: list[str]) -> tuple[list[tuple[_Block, Labels]], list[InvalidArgument]]:
-    """The matrices of a text, and what is wrong with those that cannot be read."""
-    tables, refused = [], []
+def _tables(argument: str, lines: list[str]) -> tuple[tuple[_Block, Labels] | None, Peers | None]:
+    """The matrix of links and the one of peer access, where a text has them."""
+    links: tuple[_Block, Labels] | None = None
+    peers: Peers | None = None
+    problems: list[Problem] = []
     for block in _blocks(lines):
         try:
-            tables.append((block, _cells(argument, block)))
+            cells = _cells(argument, block)
+            if _is_peer_table(cells):
+                found = _codes(block, cells)
+                if peers not in (None, found):
+                    problems.append(_contradiction(argument, "of peer access"))
+                peers = found
+            else:
+                kinds = _labels(argument, block, cells)
+                if links is not None and (links[0].cards, links[1]) != (block.cards, kinds):
+                    problems.append(_contradiction(argument, "of links"))
+                links = links or (block, kinds)
         except InvalidArgument as error:
-            refused.append(error)
-    return tables, refused
+            problems.extend(error.problems)
+    if problems:
+        raise InvalidArgument("Topology.from_text()", problems)
+    return links, peers
+
+
+def _contradiction(argument: str, of: str) -> Problem:
+    return Problem(argument, f"two matrices {of}", "say different things", "Keep the one that counts")
 
 
 def _lines(argument: str, text: object) -> list[str]:
@@ -116,7 +152,7 @@ def _lines(argument: str, text: object) -> list[str]:
         raise _refuse(argument, text, "must be text", "Read the file first: Path(...).read_text()")
     return [
         line.lstrip("> \u200b") if line.lstrip().startswith(">") else line
-        for line in _COLOUR.sub("", text).splitlines()
+        for line in _CONTROL.sub("", text).splitlines()
     ]
 
 
@@ -169,26 +205,39 @@ def _is_peer_table(cells: Labels) -> bool:
     )
 
 
-def _codes(cells: Labels) -> Peers:
-    return tuple(
-        tuple(i == j or PEER_CODES[code] for j, code in enumerate(row)) for i, row in enumerate(cells)
-    )
+def _codes(block: _Block, cells: Labels) -> Peers:
+    return {
+        (_number(a), _number(b)): a == b or PEER_CODES[cells[i][j]]
+        for i, a in enumerate(block.cards)
+        for j, b in enumerate(block.cards)
+    }
 
 
-def _labels(cells: Labels) -> Labels:
+def _number(card: str) -> int:
+    return int(card.lstrip(ascii_letters))
+
+
+def _labels(argument: str, block: _Block, cells: Labels) -> Labels:
     """The kinds of all links, checked: known, and the same in both directions."""
     kinds = tuple(tuple(OLD_LABELS.get(cell, cell) for cell in row) for row in cells)
-    known = "One of NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
+    of_peers = any(cell in PEER_CODES for row in cells for cell in row)
+    known = (
+        f"One of {', '.join(PEER_CODES)}" if of_peers else "One of NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
+    )
     problems = []
     for i, row in enumerate(kinds):
         for j, kind in enumerate(row):
-            if i == j:
+            at = f"in row {block.cards[i]} and column {block.cards[j]}"
+            if i == j or (of_peers and kind in PEER_CODES):
                 continue
-            if not speeds.level(kind) or kind == "X":
-                problems.append(Problem("text", cells[i][j], f"is no link, in row {i} and column {j}", known))
+            if of_peers:
+                rule = f"is no word about peer access, {at}"
+                problems.append(Problem(argument, cells[i][j], rule, known))
+            elif not speeds.level(kind) or kind == "X":
+                problems.append(Problem(argument, cells[i][j], f"is no link, {at}", known))
             elif i < j and kind != kinds[j][i]:
-                rule = f"row {i} and column {j}, but {kinds[j][i]} the other way round"
-                problems.append(Problem("text", kind, rule, "Copy the whole matrix"))
+                rule = f"{at}, but {kinds[j][i]} the other way round"
+                problems.append(Problem(argument, kind, rule, "Copy the whole matrix"))
     if problems:
         raise InvalidArgument("Topology.from_text()", problems)
     return kinds
@@ -217,7 +266,7 @@ def _numa(block: _Block, card: str) -> int | None:
     return int(value) if re.fullmatch(r"[0-9]{1,4}", value) else None
 
 
-def _logged_peers(lines: list[str]) -> Peers | None:
+def _logged_peers(argument: str, lines: list[str]) -> Peers | None:
     """Peer access between all devices that a log of TensorFlow names; None if it names no pair."""
     refused = [(int(m[1] or m[3]), int(m[2] or m[4])) for line in lines for m in _REFUSED.finditer(line)]
     rows = {int(m[1]): m[2].split() for line in lines if (m := _LOG_ROW.search(line))}
@@ -229,32 +278,22 @@ def _logged_peers(lines: list[str]) -> Peers | None:
             int(m[1]) for m in _LOG_FOUND.finditer(line)
         ]
         named += [int(d) for m in _LOG_VISIBLE.finditer(line) for d in re.findall("[0-9]{1,6}", m[1])]
-    count = max(named) + 1
-    if count > MOST:
-        raise _refuse(
-            "text",
-            f"device {count - 1}",
-            f"is more than {MOST} devices",
-            "Copy the lines of the log as they are",
-        )
+    last = max(named)
+    if last >= MOST:
+        rule = f"is more than {MOST} devices"
+        raise _refuse(argument, f"device {last}", rule, "Copy the lines of the log as they are")
     no = {*refused, *((i, j) for i, row in rows.items() for j, cell in enumerate(row) if cell == "N")}
-    return tuple(tuple(i == j or (i, j) not in no for j in range(count)) for i in range(count))
+    return {(i, j): i == j or (i, j) not in no for i in range(last + 1) for j in range(last + 1)}
 
 
-def _from_log(text: str, lines: list[str], peers: Peers | None) -> Matrix:
+def _from_log(lines: list[str], logged: Peers) -> tuple[tuple[str, ...], Labels, tuple[None, ...]]:
     """The log does not say how cards are joined: the slowest kind that fits the peer access it tells."""
-    logged = _logged_peers(lines)
-    if logged is None:
-        rule, fix = "holds no matrix of links", "Copy all of what `nvidia-smi topo -m` prints"
-        raise _refuse("text", text, rule, fix)
-    n = range(len(logged))
+    n = sorted({i for i, _ in logged})
     names = {int(m[1]): m[2].strip() for line in lines for m in _LOG_DEVICE.finditer(line)}
     kinds = tuple(
-        tuple("X" if i == j else "PHB" if logged[i][j] or logged[j][i] else "SYS" for j in n) for i in n
+        tuple("X" if i == j else "PHB" if logged[i, j] or logged[j, i] else "SYS" for j in n) for i in n
     )
-    return Matrix(
-        tuple(names.get(i, f"device {i}") for i in n), kinds, peers or logged, (None,) * len(logged)
-    )
+    return tuple(names.get(i, f"device {i}") for i in n), kinds, (None,) * len(n)
 
 
 def _refuse(argument: str, value: object, rule: str, fix: str) -> InvalidArgument:

@@ -241,7 +241,8 @@ class Topology:
         Args:
             text: the output, as it was copied: colours, prompts, adapters and legend do not matter.
             p2p: what `nvidia-smi topo -p2p r` prints. Peer access is then what that says, and not
-                what the kind of the link suggests. It may also stand in `text`, below the other.
+                what the kind of the link suggests. It may also stand in `text`, below the other, or
+                lines of TensorFlow's log in its place.
 
         Example:
             >>> text = '''        A0   A1   CPU Affinity

@@ -57,8 +57,8 @@ def run(
     Returns:
         The exit code of the command, 128 + n if signal n ended it; 124 if no cards came free in time.
     """
-    pool = _virtual_cards(virtual) if virtual is not None else _cards()
     count = cards if cards is not None else virtual or 1
+    pool = _virtual_cards(virtual) if virtual is not None else _cards(count)
     check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
     part = memory or "1"
     check("run", _waits_for_itself(pool, count, part, directory))
@@ -99,8 +99,11 @@ def seconds(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in found)
 
 
-def _cards() -> Pool:
-    """The cards that this process may use; of the free ones, those with the best links between them."""
+def _cards(count: int) -> Pool:
+    """The cards that this process may use; of the free ones, those with the best links between them.
+
+    A program can use one MIG instance, and nothing beside it; so who asks for more gets whole cards.
+    """
     machine = detect()
     uuids = [card.uuid for card in machine.cards]
 
@@ -109,13 +112,21 @@ def _cards() -> Pool:
             return free[:1]  # the first is one that is divided already, if there is such a one
         return [uuids[i] for i in machine.topology.best(count, among=[uuids.index(uuid) for uuid in free])]
 
-    visible = gpu.visible(machine.cards, os.environ)
-    return Pool(tuple(card.uuid for card in visible), choose=best, occupants=_occupants)
+    rows = [row for row in gpu.names(machine.cards, os.environ) if row.listed]
+    slots = tuple(row.uuid for row in rows if count == 1 or row.instance is None)
+    return Pool(slots, choose=best, occupants=_occupants)
 
 
 def _occupants() -> dict[str, set[int]]:
-    """The processes on each card now, leased or not."""
-    return {card.uuid: {process.pid for process in card.processes} for card in detect().cards}
+    """The processes on each card and on each MIG instance now, leased or not."""
+    found = {}
+    for card in detect().cards:
+        parts = {part.uuid: {process.pid for process in part.processes} for part in card.instances}
+        everywhere = {process.pid for process in card.processes}.difference(*parts.values())
+        found[card.uuid] = everywhere
+        # What the driver does not assign to an instance may be on any of them.
+        found.update({uuid: pids | everywhere for uuid, pids in parts.items()})
+    return found
 
 
 def _virtual_cards(count: int) -> Pool:
@@ -171,7 +182,8 @@ def _problems(
         fix = f"Ask for {have} or fewer" if have else "Run: colonnade devices"
         if virtual is None:
             fix += f", or try virtual ones: --virtual {count}"
-        yield Problem("--cards", count, f"there are not that many cards here, only {have}", fix)
+        whole = "whole cards" if count > 1 and virtual is None else "cards"
+        yield Problem("--cards", count, f"there are not that many {whole} here, only {have}", fix)
     if memory is not None and not is_share(memory):
         yield Problem("--memory", memory, "must be above 0 and at most 1, the share of a card", "Try 0.5")
     if timeout is not None:

@@ -60,7 +60,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one process asks for, and has once `slots` is not empty."""
+    """What one process asks for, and has once `slots` is not empty.
+
+    `count` is 0 for a record that cannot be read: it may hold any card, so nobody gets one beside it.
+    """
 
     among: tuple[str, ...]
     count: int
@@ -74,24 +77,28 @@ class Claim:
     number: int = 0
 
     @classmethod
-    def read(cls, record: Record) -> "Claim | None":
-        """The claim that a record states; None for one that states none."""
-        says = record.says
+    def read(cls, record: Record) -> "Claim":
+        """The claim that a live record states; an unreadable one where it states none that can be."""
+        says, user = record.says or {}, _user(record.uid)
         try:
             return cls(
                 among=tuple(map(str, says["among"])),
-                count=int(says["count"]),
+                count=_whole(says["count"]),
                 memory=_share(says["memory"]),
                 command=tuple(map(str, says["command"])),
-                user=_user(record.uid),
-                pid=_process(says["pid"]),
+                user=user,
+                pid=_whole(says["pid"]),
                 host=str(says["host"]),
                 since=datetime.fromisoformat(says["since"]).isoformat(timespec="microseconds"),
                 slots=tuple(map(str, says["slots"])),
                 number=record.number,
             )
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            return None
+        except (KeyError, TypeError, ValueError):
+            return cls((), 0, "1", (), user, 0, "", "", number=record.number)
+
+    @property
+    def readable(self) -> bool:
+        return self.count > 0
 
     def blocks(self, other: "Claim") -> bool:
         """Whether it waits, was there first, and could take what the other could."""
@@ -124,7 +131,10 @@ class Lease:
         """Take the cards if it is our turn and enough are free; else say our place in line, from 1 up."""
         present = self._pool.occupants()  # drivers can be slow, so not while all others wait for us
         with alone(self._directory) as records:
-            claims = _claims(records.live())
+            everyone = [Claim.read(record) for record in records.live()]
+            claims = [c for c in everyone if c.number != self.claim.number]
+            if self.claim not in everyone:  # lost or damaged: two such waiters would wait for each other
+                records.write(self.claim.number, asdict(self.claim))
             ahead = [c for c in claims if c.blocks(self.claim) and not _is_stopped(c.pid)]
             if ahead:
                 return len(ahead) + 1
@@ -195,10 +205,11 @@ def ask(
 def claims(directory: Path | None = None) -> tuple[Claim, ...]:
     """Every lease and every waiter of the machine, oldest first."""
     path = directory or shared_directory()
-    if not path.exists():
-        return ()
+    with contextlib.suppress(PermissionError):  # which is told below
+        if not path.exists():
+            return ()
     with alone(path) as records:
-        return _claims(records.live())
+        return tuple(map(Claim.read, records.live()))
 
 
 def shared_directory() -> Path:
@@ -215,14 +226,12 @@ def shared_directory() -> Path:
     return Path("/tmp/colonnade")
 
 
-def _claims(records: Iterable[Record]) -> tuple[Claim, ...]:
-    return tuple(claim for claim in map(Claim.read, records) if claim)
-
-
-def _free(claim: Claim, claims: Iterable[Claim], strangers: Collection[str]) -> list[str]:
+def _free(claim: Claim, others: Sequence[Claim], strangers: Collection[str]) -> list[str]:
     """The cards that a claim can have now; those already divided first, so that whole ones stay whole."""
+    if not all(other.readable for other in others):
+        return []
     used = dict.fromkeys(claim.among, Fraction(0))
-    for other in claims:
+    for other in others:
         for slot in set(other.slots) & used.keys():
             used[slot] += Fraction(other.memory)
     room = [s for s in claim.among if used[s] + Fraction(claim.memory) <= 1 and s not in strangers]
@@ -253,9 +262,9 @@ def _share(says: object) -> str:
     return str(says)
 
 
-def _process(says: object) -> int:
+def _whole(says: object) -> int:
     if not isinstance(says, int) or not 0 < says < 2**31:
-        raise ValueError("not the number of a process")
+        raise ValueError("not a count, nor the number of a process")
     return says
 
 

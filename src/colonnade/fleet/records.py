@@ -2,7 +2,8 @@
 
 A record is two files: `7.lock`, locked by its owner for as long as it lives, and `7.json`, which says
 what it is about. The kernel drops the lock when the owner dies, however it dies, so nothing here has
-to be cleaned up to stay true: a record whose lock can be had is dead.
+to be cleaned up to stay true: a record whose lock can be had is dead. And one that is locked is alive,
+whatever became of its text: who cannot be understood may hold anything.
 
 Why `flock` and not a lock-file library. The directory itself is the mutex, so there is no mutex file
 to create, lose or be denied; a record is locked before it gets its name, so nobody sees it unlocked;
@@ -41,11 +42,14 @@ DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 @dataclass(frozen=True)
 class Record:
-    """A record whose owner lives. `uid` is that of the file's owner, which nobody can forge."""
+    """A record whose owner lives. `uid` is that of the file's owner, which nobody can forge.
+
+    `says` is None where the text is missing, damaged, or not the owner's.
+    """
 
     number: int
     uid: int
-    says: Mapping[str, Any]
+    says: Mapping[str, Any] | None
 
 
 class Records:
@@ -113,12 +117,17 @@ class Records:
     def _remove(self, *names: str) -> None:
         for name in names:
             # In a sticky directory the dead records of others stay until their owner comes by again.
-            with contextlib.suppress(FileNotFoundError, PermissionError):
+            with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
     def _read(self, number: int) -> Record | None:
-        """A record, or None if its owner is dead or it says nothing that counts."""
-        lock = self._open(f"{number}.lock")
+        """A record, or None if its owner is dead."""
+        name = f"{number}.lock"
+        try:
+            lock = self._open(name)
+        except PermissionError:  # closed to us, so we cannot know that he is dead
+            owner = os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_uid
+            return Record(number, owner, None)
         if lock is None:
             return None
         try:
@@ -126,9 +135,16 @@ class Records:
             return None
         except BlockingIOError:
             owner = os.fstat(lock).st_uid
+            return Record(number, owner, self._text(f"{number}.json", owner))
         finally:
             os.close(lock)
-        text = self._open(f"{number}.json")
+
+    def _text(self, name: str, owner: int) -> Mapping[str, Any] | None:
+        """What a record of this owner says, if it can be read."""
+        try:
+            text = self._open(name)
+        except PermissionError:
+            return None
         if text is None:
             return None
         with open(text, "rb") as file:
@@ -138,12 +154,14 @@ class Records:
                 says = json.loads(file.read(LARGEST))
             except (ValueError, RecursionError):
                 return None
-        return Record(number, owner, says) if isinstance(says, dict) else None
+        return says if isinstance(says, dict) else None
 
     def _open(self, name: str) -> int | None:
         try:
             descriptor = os.open(name, READ, dir_fd=self._directory)
-        except OSError:  # gone meanwhile, a link, or closed to us: not one of ours
+        except PermissionError:
+            raise
+        except OSError:  # gone meanwhile, or a link: not one of ours
             return None
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
@@ -159,6 +177,9 @@ def alone(path: Path) -> Iterator[Records]:
         directory = _lock(path)
         try:
             yield Records(directory)
+        except OSError as error:
+            fix = f"Make room, or ask its owner for: chmod 1777 {path}"
+            raise _unusable(path, f"it cannot be written ({error.strerror})", fix) from None
         finally:
             os.close(directory)
     finally:

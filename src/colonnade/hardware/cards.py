@@ -1,7 +1,8 @@
 """The NVIDIA cards of this machine and the links between them, as NVML reports them."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ _KINDS = {
     pynvml.NVML_TOPOLOGY_NODE: "NODE",
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
-# What a card, a driver or a virtual machine may not answer. Everything else is a fault of the card.
-_UNANSWERED = (
+# How a card, a driver or a virtual machine says that it does not have such a thing, which is no fault.
+_NO_SUCH_THING = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
     pynvml.NVML_ERROR_NOT_FOUND,
@@ -46,20 +47,21 @@ class Instance:
     """A part of a card in MIG mode, which CUDA treats as a card of its own."""
 
     uuid: str
-    gpu_instance: int
-    compute_instance: int
-    memory: int  # bytes
+    gpu_instance: int | None
+    compute_instance: int | None
+    memory: int | None  # bytes
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
 class Card:
-    """A physical card. `index` is NVML's, which is PCI bus order."""
+    """A physical card. `index` is NVML's, which is PCI bus order. None where the driver does not tell."""
 
     index: int
     uuid: str
     bus_id: str
     name: str
-    memory: int  # bytes
+    memory: int | None  # bytes
     free: int | None = None  # bytes
     utilisation: int | None = None  # percent
     processes: tuple[Process, ...] = ()
@@ -68,14 +70,16 @@ class Card:
 
     @property
     def mib(self) -> int:
-        return self.memory // 2**20
+        """Its memory in MiB; 0 where that is not known."""
+        return (self.memory or 0) // 2**20
 
 
 @dataclass(frozen=True)
 class Machine:
     """What was found: cards and their topology, or the virtual CPU devices and why there are no cards.
 
-    `topology.devices[i]` is `cards[i]`. A card that does not answer is in `faults`, and not in `cards`.
+    `topology.devices[i]` is `cards[i]`. A card that does not answer is in `faults`, and not in `cards`;
+    a query that fails for a card costs that fact, and is in `unanswered`.
     """
 
     cards: tuple[Card, ...]
@@ -85,6 +89,10 @@ class Machine:
     absent: str = ""  # why there are no cards
     error: int | None = None  # the code with which NVML refused to start
     faults: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
+
+
+Owner = Callable[[int], str | None]
 
 
 def owner(pid: int) -> str | None:
@@ -95,7 +103,7 @@ def owner(pid: int) -> str | None:
         return None
 
 
-def detect(nvml: Any = pynvml, owner: Callable[[int], str | None] = owner, virtual: int = 1) -> Machine:
+def detect(nvml: Any = pynvml, owner: Owner = owner, virtual: int = 1) -> Machine:
     """Look at the machine: its cards in PCI bus order, else that many virtual CPU devices.
 
     Args:
@@ -111,98 +119,137 @@ def detect(nvml: Any = pynvml, owner: Callable[[int], str | None] = owner, virtu
     """
     try:
         nvml.nvmlInit()
+        try:
+            return _machine(_Driver(nvml), nvml.nvmlDeviceGetCount(), owner, virtual)
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                nvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return Machine((), Topology.uniform(virtual), absent=str(error), error=error.value)
-    try:
-        return _machine(nvml, owner, virtual)
-    finally:
-        nvml.nvmlShutdown()
 
 
-def _machine(nvml: Any, owner: Callable[[int], str | None], virtual: int) -> Machine:
-    found, faults = [], []
-    for index in range(nvml.nvmlDeviceGetCount()):
+class _Driver:
+    """NVML, and what it did not answer: a query that fails costs one fact, and is named."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.unanswered: list[str] = []
+
+    def ask(
+        self,
+        of: str,
+        query: str,
+        *args: Any,
+        otherwise: Any = None,
+        no_fault: Collection[int] = _NO_SUCH_THING,
+    ) -> Any:
+        """The answer to a query about something, or `otherwise` if there is none."""
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append((handle, _card(nvml, handle, index, owner)))
+            return getattr(self.nvml, f"nvml{query}")(*args)
+        except pynvml.NVMLError as error:
+            told = f"{of}: {query.removeprefix('DeviceGet')}: {error}"
+            if error.value not in no_fault and told not in self.unanswered:
+                self.unanswered.append(told)
+            return otherwise
+
+
+def _machine(driver: _Driver, count: int, owner: Owner, virtual: int) -> Machine:
+    found, faults = [], []
+    for index in range(count):
+        try:
+            handle = driver.nvml.nvmlDeviceGetHandleByIndex(index)
+            found.append((handle, _card(driver, handle, index, owner)))
         except pynvml.NVMLError as error:
             faults.append(f"card {index}: {error}")
-    driver = _ask("", nvml.nvmlSystemGetDriverVersion)
-    version = _ask(None, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    name = driver.ask("driver", "SystemGetDriverVersion", otherwise="")
+    version = driver.ask("driver", "SystemGetCudaDriverVersion_v2")
     cuda = version and (version // 1000, version % 1000 // 10)
     cards = tuple(card for _, card in found)
-    if not cards:
-        absent = "no card answers" if faults else "the driver lists no cards"
-        return Machine((), Topology.uniform(virtual), driver, cuda, absent, faults=tuple(faults))
-    return Machine(cards, _topology(nvml, found), driver, cuda, faults=tuple(faults))
+    absent = "" if cards else "no card answers" if faults else "the driver lists no cards"
+    topology = _topology(driver, found) if cards else Topology.uniform(virtual)
+    return Machine(
+        cards, topology, name, cuda, absent, faults=tuple(faults), unanswered=tuple(driver.unanswered)
+    )
 
 
-def _card(nvml: Any, handle: Any, index: int, owner: Callable[[int], str | None]) -> Card:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    usage = _ask(None, nvml.nvmlDeviceGetUtilizationRates, handle)
-    mig = _ask([pynvml.NVML_DEVICE_MIG_DISABLE], nvml.nvmlDeviceGetMigMode, handle)
+def _card(driver: _Driver, handle: Any, index: int, owner: Owner) -> Card:
+    """A card; without its UUID and its place it is none, so an error there is the caller's."""
+    of, nvml = f"card {index}", driver.nvml
+    memory = driver.ask(of, "DeviceGetMemoryInfo", handle, no_fault=())
+    usage = driver.ask(of, "DeviceGetUtilizationRates", handle)
+    mig = driver.ask(of, "DeviceGetMigMode", handle, otherwise=[pynvml.NVML_DEVICE_MIG_DISABLE])
     enabled = mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    instances = tuple(_instances(driver, of, handle, owner)) if enabled else ()
+    # The card's own list may leave out what runs on its instances, without root.
+    listed = [*_processes(driver, of, handle, owner), *(p for part in instances for p in part.processes)]
     return Card(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
         bus_id=nvml.nvmlDeviceGetPciInfo(handle).busId,
-        name=nvml.nvmlDeviceGetName(handle),
-        memory=memory.total,
-        free=memory.free,
-        utilisation=None if usage is None else usage.gpu,
-        processes=tuple(_processes(nvml, handle, owner)),
+        name=driver.ask(of, "DeviceGetName", handle, otherwise="a card", no_fault=()),
+        memory=memory and memory.total,
+        free=memory and memory.free,
+        utilisation=usage and usage.gpu,
+        processes=tuple({process.pid: process for process in listed}.values()),
         mig=enabled,
-        instances=tuple(_instances(nvml, handle)) if enabled else (),
+        instances=instances,
     )
 
 
-def _processes(nvml: Any, handle: Any, owner: Callable[[int], str | None]) -> Iterator[Process]:
-    computing = _ask([], nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = _ask([], nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+def _processes(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Process]:
+    computing = driver.ask(of, "DeviceGetComputeRunningProcesses", handle, otherwise=[])
+    drawing = driver.ask(of, "DeviceGetGraphicsRunningProcesses", handle, otherwise=[])
     # A process that does both is listed twice, with the same memory.
     for pid, memory in {p.pid: p.usedGpuMemory for p in [*computing, *drawing]}.items():
         yield Process(pid, owner(pid), memory)
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[Instance]:
-    for at in range(_ask(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
-        part = _ask(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)
-        if part is not None:  # places without an instance are not found
-            yield Instance(
-                uuid=nvml.nvmlDeviceGetUUID(part),
-                gpu_instance=nvml.nvmlDeviceGetGpuInstanceId(part),
-                compute_instance=nvml.nvmlDeviceGetComputeInstanceId(part),
-                memory=nvml.nvmlDeviceGetMemoryInfo(part).total,
-            )
+def _instances(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Instance]:
+    for at in range(driver.ask(of, "DeviceGetMaxMigDeviceCount", handle, otherwise=0)):
+        part = driver.ask(of, "DeviceGetMigDeviceHandleByIndex", handle, at)
+        uuid = None if part is None else driver.ask(f"{of}, instance {at}", "DeviceGetUUID", part)
+        if uuid is None:  # a place without an instance
+            continue
+        memory = driver.ask(uuid, "DeviceGetMemoryInfo", part, no_fault=())
+        yield Instance(
+            uuid=uuid,
+            gpu_instance=driver.ask(uuid, "DeviceGetGpuInstanceId", part),
+            compute_instance=driver.ask(uuid, "DeviceGetComputeInstanceId", part),
+            memory=memory and memory.total,
+            processes=tuple(_processes(driver, uuid, part, owner)),
+        )
 
 
-def _topology(nvml: Any, found: Sequence[tuple[Any, Card]]) -> Topology:
-    lines = [_nvlinks(nvml, handle, {card.bus_id.upper() for _, card in found}) for handle, _ in found]
+def _topology(driver: _Driver, found: Sequence[tuple[Any, Card]]) -> Topology:
+    places = {card.bus_id.upper() for _, card in found}
+    lines = [_nvlinks(driver, f"card {card.index}", handle, places) for handle, card in found]
     kinds, peers = [], []
     for i, (a, _) in enumerate(found):
         joined = [_joined(lines, i, j, card) for j, (_, card) in enumerate(found)]
+        pairs = [(f"cards {found[i][1].index} and {card.index}", a, b) for b, card in found]
         kinds.append(
-            ["X" if i == j else joined[j] or _ancestor(nvml, a, b) for j, (b, _) in enumerate(found)]
+            ["X" if i == j else joined[j] or _ancestor(driver, *pairs[j]) for j in range(len(found))]
         )
-        peers.append([i == j or _peer(nvml, a, b) for j, (b, _) in enumerate(found)])
+        peers.append([i == j or _peer(driver, *pairs[j]) for j in range(len(found))])
     devices = [
-        Device(card.name, card.memory, speeds.flops(card.name), _numa(nvml, handle)) for handle, card in found
+        Device(card.name, card.memory, speeds.flops(card.name), _numa(driver, f"card {card.index}", handle))
+        for handle, card in found
     ]
     return Topology.build(devices, kinds, peers)
 
 
-def _nvlinks(nvml: Any, handle: Any, cards: set[str]) -> Counter[str]:
+def _nvlinks(driver: _Driver, of: str, handle: Any, cards: set[str]) -> Counter[str]:
     """How many active NVLinks lead to each card, by bus id, and to a switch, which reaches all."""
     count: Counter[str] = Counter()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        if not _ask(0, nvml.nvmlDeviceGetNvLinkState, handle, link):
+        if not driver.ask(of, "DeviceGetNvLinkState", handle, link):
             continue
-        remote = _ask(None, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        remote = driver.ask(of, "DeviceGetNvLinkRemotePciInfo", handle, link)
         if remote is not None and remote.busId.upper() in cards:
             count[remote.busId.upper()] += 1
             continue
         switch = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH  # what else there is: processors with NVLink
-        if _ask(switch, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == switch:
+        if driver.ask(of, "DeviceGetNvLinkRemoteDeviceType", handle, link, otherwise=switch) == switch:
             count["switch"] += 1
     return count
 
@@ -212,29 +259,19 @@ def _joined(lines: Sequence[Counter[str]], i: int, j: int, card: Card) -> str:
     return f"NV{number}" if number else ""
 
 
-def _ancestor(nvml: Any, a: Any, b: Any) -> str:
-    level = _ask(pynvml.NVML_TOPOLOGY_SYSTEM, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
+def _ancestor(driver: _Driver, of: str, a: Any, b: Any) -> str:
+    level = driver.ask(of, "DeviceGetTopologyCommonAncestor", a, b)
     return _KINDS.get(level, "SYS")
 
 
-def _peer(nvml: Any, a: Any, b: Any) -> bool | None:
-    status = _ask(None, nvml.nvmlDeviceGetP2PStatus, a, b, READ)
-    return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
+def _peer(driver: _Driver, of: str, a: Any, b: Any) -> bool | None:
+    status = driver.ask(of, "DeviceGetP2PStatus", a, b, READ)
+    return None if status is None else bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
-def _numa(nvml: Any, handle: Any) -> int | None:
+def _numa(driver: _Driver, of: str, handle: Any) -> int | None:
     """The NUMA node next to a card, if there is exactly one."""
     scope = pynvml.NVML_AFFINITY_SCOPE_NODE
-    words = _ask([], nvml.nvmlDeviceGetMemoryAffinity, handle, 16, scope)
+    words = driver.ask(of, "DeviceGetMemoryAffinity", handle, 16, scope, otherwise=[])
     nodes = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
     return nodes[0] if len(nodes) == 1 else None
-
-
-def _ask(otherwise: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """The answer of NVML, or `otherwise` if this card or driver does not have one."""
-    try:
-        return function(*args)
-    except pynvml.NVMLError as error:
-        if error.value not in _UNANSWERED:
-            raise
-        return otherwise

@@ -40,7 +40,8 @@ def setup(
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair.
 
-    Under `colonnade run`, `virtual` and `memory` are by default what was leased.
+    Under `colonnade run`, `virtual` and `memory` are by default what was leased, less a tenth of the
+    memory, which CUDA itself takes.
 
     Returns:
         The device strings to compute on, for `devices=` anywhere in Colonnade.
@@ -51,8 +52,9 @@ def setup(
         ('/device:CPU:0', '/device:CPU:1')
     """
     global _done
-    request = leased(Request(devices, virtual, memory, growth, soft_placement, threads), os.environ)
-    layout = plan(request, visible_cards())
+    cards = visible_cards()
+    request = leased(Request(devices, virtual, memory, growth, soft_placement, threads), os.environ, cards)
+    layout = plan(request, cards)
     if started():
         _refuse_changes(request, layout)
     else:

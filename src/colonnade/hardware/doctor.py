@@ -3,6 +3,7 @@
 Each check is a function of what it looks at, so it can be tried on machines that are not here.
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -23,6 +24,10 @@ from colonnade.hardware.probe import TensorFlow
 
 GIB = 2**30
 NO_CARDS = "there is no card to look at"
+RECORDED = TensorFlow(unmeasured="a recorded machine")
+# A copy that takes more than so many times its published time goes another way than it should.
+SLOW = 2.0
+XID = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
 BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 
@@ -42,8 +47,8 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     system = root / "sys"
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return (
-        driver(machine, tensorflow, os.environ),
-        *examine_cards(machine, os.environ),
+        driver(machine, tensorflow, os.environ, on_bus(system)),
+        *examine_cards(machine, os.environ, tensorflow),
         iommu(machine.cards, system),
         access_control(machine.cards, system),
         shared_memory(root / "dev" / "shm"),
@@ -52,19 +57,23 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     )
 
 
-def examine_cards(machine: Machine, environment: Mapping[str, str]) -> tuple[Finding, ...]:
-    """The checks that need nothing but what the driver says of the cards."""
+def examine_cards(
+    machine: Machine, environment: Mapping[str, str], tensorflow: TensorFlow = RECORDED
+) -> tuple[Finding, ...]:
+    """The checks of cards, for which a recorded machine will do."""
     me = psutil.Process().username()
     return (
         answers(machine),
         order(machine.cards, environment),
-        peer_access(machine.topology, machine.cards),
+        peer_access(machine.topology, machine.cards, tensorflow),
         leftover(machine.cards, me),
     )
 
 
-def driver(machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, str]) -> Finding:
-    """Whether driver, CUDA and TensorFlow find each other."""
+def driver(
+    machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, str], bus: Sequence[str]
+) -> Finding:
+    """Whether driver, CUDA and TensorFlow find each other, and the cards on the PCI bus."""
     check, why = "driver and CUDA", "TensorFlow computes on a card only if it finds the driver and CUDA"
     said = "".join(f"; TensorFlow says: {line}" for line in tensorflow.log)
     if not tensorflow.version:
@@ -80,6 +89,10 @@ def driver(machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, s
         return Finding(
             check, "blocks", found, why, "Reboot, or reload the module: sudo rmmod nvidia_uvm nvidia"
         )
+    if not machine.cards and (bus or machine.error not in (None, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)):
+        seen = f"NVIDIA cards on the PCI bus: {', '.join(bus) or 'none'}"
+        remedy = "Install NVIDIA's driver, then run: nvidia-smi. In a container: docker run --gpus all"
+        return Finding(check, "blocks", f"the driver shows no cards ({machine.absent}); {seen}", why, remedy)
     if not machine.cards:
         return Finding(check, "good", f"no cards ({machine.absent}); {name} computes on the CPU", why)
     cards = f"driver {machine.driver}, {len(machine.cards)} cards; {name}, {built}"
@@ -97,14 +110,28 @@ def driver(machine: Machine, tensorflow: TensorFlow, environment: Mapping[str, s
     return Finding(check, "good", f"{cards}; it can use {tensorflow.cards}", why)
 
 
+def on_bus(system: Path) -> tuple[str, ...]:
+    """The NVIDIA cards on the PCI bus, driver or not, but those that were given to a virtual machine."""
+    found = []
+    for device in sorted((system / "bus" / "pci" / "devices").glob("*")):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            # Class 3 are displays and accelerators; cards bring sound and USB along.
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                found += [device.name] if (device / "driver").resolve().name != "vfio-pci" else []
+    return tuple(found)
+
+
 def answers(machine: Machine) -> Finding:
     """Whether all cards answer."""
     check, why = "cards that answer", "a card that has dropped off the bus takes no work"
     if machine.faults:
-        remedy = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
-        return Finding(check, "blocks", "; ".join(machine.faults), why, remedy)
+        return Finding(check, "blocks", "; ".join(machine.faults), why, XID)
     if not machine.cards:
         return Finding(check, "unknown", NO_CARDS, why)
+    if machine.unanswered:
+        found = f"all {len(machine.cards)}, but not everything: {'; '.join(machine.unanswered)}"
+        return Finding(check, "note", found, "what is not known cannot be shown, limited or avoided", XID)
     return Finding(check, "good", f"all {len(machine.cards)}", why)
 
 
@@ -130,27 +157,51 @@ def order(cards: Sequence[Card], environment: Mapping[str, str]) -> Finding:
     return Finding(check, "good", f"the same for nvidia-smi, CUDA and TensorFlow{what}", why)
 
 
-def peer_access(topology: Topology, cards: Sequence[Card]) -> Finding:
-    """Peer access as the kinds of links suggest it, against what the driver says."""
+def peer_access(topology: Topology, cards: Sequence[Card], tensorflow: TensorFlow) -> Finding:
+    """Peer access as the kinds of links suggest it, as the driver says it, and as copies go."""
     check = "peer access"
     why = "without it a copy from card to card goes through the host: slower, and a load on the CPU"
     if len(cards) < 2:
         return Finding(check, "unknown", "it takes two cards to look at", why)
-    pairs = [(i, j) for i in range(len(cards)) for j in range(i)]
-    direct = {(i, j): topology.link(i, j).peer and topology.link(j, i).peer for i, j in pairs}
-    without = [
-        (j, i) for (i, j), peer in direct.items() if not peer and suggests_peer(topology.link(i, j).kind)
-    ]
-    count = f"{sum(direct.values())} of {len(pairs)} pairs have it, says the driver"
-    if without:
-        shown = ", ".join(f"{i}-{j} ({topology.link(i, j).kind})" for i, j in sorted(without))
+    pairs = [(i, j) for j in range(len(cards)) for i in range(j)]
+    direct = [pair for pair in pairs if topology.link(*pair).peer and topology.link(*pair[::-1]).peer]
+    likely = [pair for pair in pairs if suggests_peer(topology.link(*pair).kind)]
+    missing = [f"{i}-{j} ({topology.link(i, j).kind})" for i, j in likely if (i, j) not in direct]
+    found = (
+        f"by their links {len(likely)} of {len(pairs)} pairs should have it, by the driver {len(direct)} do"
+    )
+    if missing:
+        found += f"; missing for {', '.join(missing)}"
+    lost = [f"{copy.source} to {copy.target}" for copy in tensorflow.copies if not copy.arrived]
+    if lost:
+        remedy = "Switch off IOMMU translation and ACS, see below; until then use one of these cards only"
+        return Finding(check, "blocks", f"{found}; copies do not arrive: {', '.join(lost)}", why, remedy)
+    slow = _slow(topology, cards, tensorflow)
+    found += f"; {_measured(tensorflow)}" + (f"; slower than it should be: {', '.join(slow)}" if slow else "")
+    if missing or slow:
         remedy = (
             "Consumer cards have none, and no remedy. Others: switch off IOMMU translation and ACS, see below"
         )
-        return Finding(
-            check, "note", f"{count}; the link suggests it, and it is missing, for {shown}", why, remedy
-        )
-    return Finding(check, "good", f"{count}, as the links suggest", why)
+        return Finding(check, "note", found, why, remedy)
+    return Finding(check, "good", found, why)
+
+
+def _measured(tensorflow: TensorFlow) -> str:
+    if not tensorflow.copies:
+        return f"not measured: {tensorflow.unmeasured}"
+    speeds = sorted(copy.bandwidth / 1e9 for copy in tensorflow.copies)
+    return f"measured: all copies arrive, at {speeds[0]:.1f} to {speeds[-1]:.1f} GB/s"
+
+
+def _slow(topology: Topology, cards: Sequence[Card], tensorflow: TensorFlow) -> list[str]:
+    place = {card.index: at for at, card in enumerate(cards)}
+    links = {copy: topology.link(place[copy.source], place[copy.target]) for copy in tensorflow.copies}
+    return [
+        f"{copy.source} to {copy.target} ({link.kind}, {copy.bandwidth / 1e9:.1f} of"
+        f" {link.bandwidth / 1e9:.1f} GB/s)"
+        for copy, link in links.items()
+        if copy.bandwidth * SLOW < link.bandwidth
+    ]
 
 
 def leftover(cards: Sequence[Card], me: str) -> Finding:
@@ -166,11 +217,12 @@ def leftover(cards: Sequence[Card], me: str) -> Finding:
             found.append(f"card {card.index}: {size}process {process.pid} of {who}")
             remedy.append(f"kill {process.pid}" if process.user == me else f"ask {who} about {process.pid}")
         known = sum(process.memory or 0 for process in card.processes)
-        hidden = card.memory - card.free - known if card.free is not None else 0
+        taken = None if card.memory is None or card.free is None else card.memory - card.free
+        hidden = (taken or 0) - known
         if hidden > GIB and all(process.memory is not None for process in card.processes):
             found.append(f"card {card.index}: {hidden / GIB:.1f} GiB of no process that is visible from here")
             remedy.append(f"sudo fuser -v /dev/nvidia{card.index}")
-    full = all(card.free is not None and card.free < 0.1 * card.memory for card in cards)
+    full = all(card.free is not None and card.free < 0.1 * (card.memory or 0) for card in cards)
     if not found:
         return Finding(check, "good", "none", why)
     return Finding(check, "blocks" if full else "note", "; ".join(found), why, "; ".join(remedy))
@@ -181,15 +233,28 @@ def iommu(cards: Sequence[Card], system: Path) -> Finding:
     check = "IOMMU"
     why = "translated addresses make copies between cards slow, and on some machines wrong or endless"
     if not cards:
-        on = any((system / "class" / "iommu").glob("*"))
-        return Finding(check, "unknown", f"{NO_CARDS}; the IOMMU is {'on' if on else 'off'}", why)
-    kinds = {card.index: _text(_pci(card, system) / "iommu_group" / "type") for card in cards}
+        return Finding(check, "unknown", NO_CARDS, why)
+    kinds = {card.index: _domain(_pci(card, system)) for card in cards}
     translated = [f"card {index} ({kind})" for index, kind in kinds.items() if kind.startswith("DMA")]
     if len(cards) > 1 and translated:
         remedy = "Add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, reboot"
         return Finding(check, "note", f"translates for {', '.join(translated)}", why, remedy)
+    untold = [f"card {index}" for index, kind in kinds.items() if kind not in ("none", "identity")]
+    if untold and not translated:
+        remedy = "sudo dmesg | grep -i -e iommu -e dmar"
+        return Finding(check, "unknown", f"the system does not tell for {', '.join(untold)}", why, remedy)
     state = "off, or passes addresses through" if not translated else "translates for the only card"
     return Finding(check, "good", state, why)
+
+
+def _domain(device: Path) -> str:
+    """How the IOMMU treats a device: `none` without an IOMMU, empty where that cannot be read."""
+    try:
+        if not (device / "iommu_group").exists():
+            return "none" if device.exists() else ""
+        return (device / "iommu_group" / "type").read_text().strip()
+    except OSError:  # kernels before 5.11 do not say
+        return ""
 
 
 def access_control(cards: Sequence[Card], system: Path) -> Finding:
@@ -287,7 +352,3 @@ def _acs_control(config: Path) -> int | None:
             return int.from_bytes(space[at + 6 : at + 8], "little")
         at = head >> 20
     return 0
-
-
-def _text(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""

@@ -45,7 +45,7 @@ class FakeNvml:
         topology: the cards (name, memory, NUMA node) and the links between them.
         processes: what runs on each card, by its index.
         utilisation: percent, by card.
-        instances: cards in MIG mode, and their parts.
+        instances: cards in MIG mode, and their parts, with what runs on each.
         refusals: by pair of cards, why there is no peer access; NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
             where nothing is said.
         switch: NVLinks lead to a switch and not from card to card.
@@ -83,7 +83,7 @@ class FakeNvml:
 
     def owner(self, pid: int) -> str | None:
         """The user of one of the fake processes."""
-        return next((p.user for each in self._processes.values() for p in each if p.pid == pid), None)
+        return next((p.user for i in range(len(self._topology)) for p in self._on(i) if p.pid == pid), None)
 
     def nvmlInit(self) -> None:
         if self._error is not None:
@@ -130,8 +130,8 @@ class FakeNvml:
         card = self._card(handle)
         total = self._topology.devices[card].memory or MEMORY
         if handle.instance is not None:
-            total = self._instances[card][handle.instance].memory
-        taken = sum(process.memory or 0 for process in self._processes.get(card, ()))
+            total = self._instances[card][handle.instance].memory or MEMORY
+        taken = sum(process.memory or 0 for process in self._on(card, handle.instance))
         used = min(total, RESERVED + taken)
         return SimpleNamespace(total=total, used=used, free=total - used)
 
@@ -142,7 +142,7 @@ class FakeNvml:
         return SimpleNamespace(gpu=self._utilisation.get(card, 0), memory=0)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
-        listed = self._processes.get(self._card(handle), ())
+        listed = self._on(self._card(handle), handle.instance)
         return [SimpleNamespace(pid=process.pid, usedGpuMemory=process.memory) for process in listed]
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
@@ -167,10 +167,10 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return _Handle(card, index)
 
-    def nvmlDeviceGetGpuInstanceId(self, device: _Handle) -> int:
+    def nvmlDeviceGetGpuInstanceId(self, device: _Handle) -> int | None:
         return self._part(device).gpu_instance
 
-    def nvmlDeviceGetComputeInstanceId(self, device: _Handle) -> int:
+    def nvmlDeviceGetComputeInstanceId(self, device: _Handle) -> int | None:
         return self._part(device).compute_instance
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: _Handle, device2: _Handle) -> int:
@@ -210,6 +210,13 @@ class FakeNvml:
     def _card(self, handle: _Handle) -> int:
         self._check()
         return handle.card
+
+    def _on(self, card: int, instance: int | None = None) -> list[Process]:
+        """What runs on an instance; what runs on a card, and on all its instances."""
+        parts = self._instances.get(card, ())
+        if instance is not None:
+            return list(parts[instance].processes)
+        return [*self._processes.get(card, ()), *(p for part in parts for p in part.processes)]
 
     def _part(self, handle: _Handle) -> Instance:
         card = self._card(handle)

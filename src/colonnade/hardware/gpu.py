@@ -30,6 +30,7 @@ class Names:
     ordinal: int | None  # CUDA's
     device: str | None  # TensorFlow's
     visible: bool
+    listed: bool  # by CUDA_VISIBLE_DEVICES, or that is not set; of several instances CUDA still sees one
     instance: Instance | None = None
 
 
@@ -63,25 +64,28 @@ def names(
         >>> find(rows, "/device:GPU:0").uuid
         'GPU-2a'
     """
+    parts = [(card, part) for card in cards for part in (card.instances if card.mig else (None,))]
+    listed = environment.get(VISIBLE)
+    allowed = parts if listed is None else _listed(cards, listed)
     seen = _enumerated(cards, environment)
     ordinals = range(len(seen)) if _order_is_known(cards, environment) else ()
     ordinal = {seen[at]: at for at in ordinals}
     used = list(ordinals if chosen is None else chosen)
     rows = []
-    for card in cards:
-        for part in card.instances if card.mig else (None,):
-            at = ordinal.get((card, part))
-            rows.append(
-                Names(
-                    index=card.index,
-                    uuid=part.uuid if part else card.uuid,
-                    bus_id=card.bus_id,
-                    ordinal=at,
-                    device=f"/device:GPU:{used.index(at)}" if at is not None and at in used else None,
-                    visible=(card, part) in seen,
-                    instance=part,
-                )
+    for card, part in parts:
+        at = ordinal.get((card, part))
+        rows.append(
+            Names(
+                index=card.index,
+                uuid=part.uuid if part else card.uuid,
+                bus_id=card.bus_id,
+                ordinal=at,
+                device=f"/device:GPU:{used.index(at)}" if at is not None and at in used else None,
+                visible=(card, part) in seen,
+                listed=(card, part) in allowed,
+                instance=part,
             )
+        )
     return tuple(rows)
 
 
@@ -108,7 +112,7 @@ def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> tuple[Card
     A MIG instance comes as a card with its own UUID and memory.
     """
     return tuple(
-        replace(card, uuid=part.uuid, memory=part.memory) if part else card
+        replace(card, uuid=part.uuid, memory=part.memory, processes=part.processes) if part else card
         for card, part in _enumerated(cards, environment)
     )
 

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,7 +11,7 @@ from colonnade.errors import Problem, check
 from colonnade.hardware.cards import Card
 from colonnade.hardware.gpu import SETUP_MEMORY, SETUP_VIRTUAL
 
-# A divided card keeps the rest of its memory for CUDA itself, unless the user names a limit.
+# A divided or shared card keeps the rest of its memory for CUDA itself, unless the user names a limit.
 DIVIDED_FRACTION = 0.9
 # CUDA itself needs more than this on a card, so a smaller limit (MiB) is a mistake.
 SMALLEST_LIMIT = 16
@@ -57,7 +58,7 @@ def plan(request: Request, cards: Sequence[Card]) -> Layout:
     return Layout("GPU", chosen, limits, request.growth, threads)
 
 
-def leased(request: Request, environment: Mapping[str, str]) -> Request:
+def leased(request: Request, environment: Mapping[str, str], cards: Sequence[Card]) -> Request:
     """A request with what `colonnade run` leased in place of what the program left open."""
     problems: list[Problem] = []
 
@@ -77,9 +78,14 @@ def leased(request: Request, environment: Mapping[str, str]) -> Request:
         request = replace(request, virtual=None if count is None else int(count))
     if request.memory is None:
         share = read(SETUP_MEMORY, float, "must be a fraction of a card (0.9) or MiB (4096), and above 0")
-        # The share is one card's, whatever number of devices the program makes of it.
-        parts = request.virtual if is_count(request.virtual) else 1
-        request = replace(request, memory=None if share is None else share / parts)
+        if share is not None and not cards:
+            why = "TensorFlow sees no card here, and CPU devices have no memory limit"
+            warnings.warn(f"{SETUP_MEMORY}={share:g} from colonnade run is not used: {why}", stacklevel=3)
+        elif share is not None:
+            # The share is one card's, whatever number of devices the program makes of it, and CUDA's
+            # own memory must fit into it too: others have leased the rest.
+            parts = request.virtual if is_count(request.virtual) else 1
+            request = replace(request, memory=share * (DIVIDED_FRACTION if share <= 1 else 1) / parts)
     check("the environment of setup()", problems)
     return request
 
@@ -192,7 +198,9 @@ def _name_problems(devices: tuple[Any, ...], cards: Sequence[Card]) -> Iterator[
 def _memory_problems(request: Request, cards: Sequence[Card]) -> Iterator[Problem]:
     memory, parts = request.memory, int(request.virtual or 1)
     if memory is None:
-        if parts > 1 and cards and (_limit(None, cards[0], parts) or 0) < SMALLEST_LIMIT:
+        if parts > 1 and cards and cards[0].memory is None:
+            yield _untold(memory, cards[0])
+        elif parts > 1 and cards and (_limit(None, cards[0], parts) or 0) < SMALLEST_LIMIT:
             yield Problem(
                 "virtual", parts, f"leaves less than {SMALLEST_LIMIT} MiB to each device", "Ask for fewer"
             )
@@ -212,15 +220,23 @@ def _memory_problems(request: Request, cards: Sequence[Card]) -> Iterator[Proble
 
 
 def _limit_problems(memory: float, card: Card, parts: int) -> Iterator[Problem]:
+    if memory <= 1 and card.memory is None:
+        yield _untold(memory, card)
+        return
     limit = _limit(memory, card, parts) or 0
     asked = f"{parts} x {limit}" if parts > 1 else f"{limit}"
-    if limit * parts > card.mib:
+    if card.memory is not None and limit * parts > card.mib:
         rule = f"{asked} MiB is more than card {card.index} ({card.name}) has, {card.mib} MiB"
         yield Problem("memory", memory, rule, f"Ask for at most {card.mib // parts}")
     elif limit < SMALLEST_LIMIT:
         yield Problem(
             "memory", memory, f"is {asked} MiB on card {card.index}, too little to start", "Ask for more"
         )
+
+
+def _untold(memory: float | None, card: Card) -> Problem:
+    rule = f"the driver does not tell how much memory card {card.index} has, to take a part of it"
+    return Problem("memory", memory, rule, "Name MiB: memory=4096")
 
 
 def _have(cards: Sequence[Card]) -> str:

@@ -1,4 +1,4 @@
-"""What TensorFlow finds on this machine, asked in a process of its own.
+"""What TensorFlow finds on this machine, asked in processes of their own.
 
 TensorFlow says why it cannot use a card on its error output, while it is imported; only another
 process can catch that, and this one stays without TensorFlow.
@@ -10,7 +10,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from colonnade.hardware.watchdog import ask
 
 PROGRAM = """
 import json
@@ -28,6 +30,16 @@ PATIENCE = 300  # seconds
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A copy from one card to another, by their indices: whether it arrived, and its bytes per second."""
+
+    source: int
+    target: int
+    arrived: bool
+    bandwidth: float
+
+
+@dataclass(frozen=True)
 class TensorFlow:
     """What TensorFlow says of itself; `version` is empty where it is not installed or does not start."""
 
@@ -36,10 +48,12 @@ class TensorFlow:
     cuda: str = ""  # the version it was built for
     cards: int = 0  # that it can use
     log: tuple[str, ...] = ()  # its own words about what is missing
+    copies: tuple[Copy, ...] = ()  # between every two of its cards
+    unmeasured: str = ""  # why there are none
 
 
 def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
-    """Start TensorFlow in another process and ask it."""
+    """Start TensorFlow in another process and ask it; with several cards, let it copy between them."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM],
@@ -50,7 +64,17 @@ def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
         )
     except subprocess.TimeoutExpired:  # a driver that hangs
         return TensorFlow(log=(f"no answer within {PATIENCE} s",))
-    return read(done.returncode, done.stdout, done.stderr)
+    return measured(read(done.returncode, done.stdout, done.stderr))
+
+
+def measured(found: TensorFlow) -> TensorFlow:
+    """With copies between the cards; under a watchdog, because such a copy can hang."""
+    if found.cards < 2:
+        return replace(found, unmeasured="TensorFlow can use fewer than two cards here")
+    answer = ask("colonnade.hardware.copies", seconds=PATIENCE)
+    if answer.trouble:
+        return replace(found, unmeasured=": ".join(filter(None, (answer.trouble, answer.words))))
+    return replace(found, copies=tuple(Copy(**each) for each in answer.said))
 
 
 def read(code: int, output: str, errors: str) -> TensorFlow:

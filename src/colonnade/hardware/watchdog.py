@@ -25,6 +25,7 @@ class Answer:
 
     said: Any = None
     trouble: str = ""
+    words: str = ""  # its own about the trouble, which may hold anything
     printed: tuple[str, ...] = ()
 
 
@@ -50,7 +51,7 @@ def ask(module: str, *arguments: str, seconds: float, environment: Mapping[str, 
         return Answer(trouble=f"died of {signal.Signals(-child.returncode).name}", printed=lines)
     if child.returncode:
         last = (complained.strip().splitlines() or ["no message"])[-1]
-        return Answer(trouble=f"exit code {child.returncode}: {last}", printed=lines)
+        return Answer(trouble=f"exit code {child.returncode}", words=last, printed=lines)
     try:
         return Answer(json.loads(lines[-1]), printed=lines)
     except (IndexError, json.JSONDecodeError):

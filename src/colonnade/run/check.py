@@ -1,4 +1,8 @@
-"""One check of the self-test: what it compares, how much may differ, and what came of it."""
+"""One check of the self-test: what it compares, how much may differ, and what came of it.
+
+What is found and its figures are said in words of this package, so they can be handed on. The words of
+others, as of an error, may tell whose machine it is; they are kept apart, for the screen alone.
+"""
 
 import time
 import traceback
@@ -21,6 +25,7 @@ class Verdict:
     passed: bool | None
     found: str
     figures: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""  # of others
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Result:
     found: str
     seconds: float
     figures: Mapping[str, Any]
+    words: str = ""  # of others
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,18 @@ class Check:
         try:
             verdict = self.run(devices)
         except Exception as error:
-            verdict = Verdict(False, _told(error), {"where": _where(error)})
-        seconds = round(time.perf_counter() - begin, 2)
-        state = STATES[verdict.passed]
+            words = str(error).strip().partition("\n")[0][:300]
+            verdict = Verdict(False, type(error).__name__, {"where": _where(error)}, words)
         return Result(
-            self.name, self.compares, self.tolerance, state, verdict.found, seconds, verdict.figures
+            self.name,
+            self.compares,
+            self.tolerance,
+            STATES[verdict.passed],
+            verdict.found,
+            round(time.perf_counter() - begin, 2),
+            verdict.figures,
+            verdict.words,
         )
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 def _where(error: Exception) -> list[str]:

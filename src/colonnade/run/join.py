@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.reduce import order_for, reduce
 from colonnade.run.split import is_tensor
 
 JOINS = ("concat", "mean", "sum", "stack")
@@ -19,13 +20,20 @@ def check_join(join: str, where: str) -> None:
 
 
 def join_leaf(
-    path: str, replicas: Sequence[Any], counts: Sequence[Any], join: str, follows_batch: bool, where: str
+    path: str,
+    replicas: Sequence[Any],
+    devices: Sequence[str],
+    counts: Sequence[Any],
+    join: str,
+    follows_batch: bool,
+    where: str,
 ) -> Any:
     """One output of all replicas as one value.
 
     Args:
         path: where in the result it is, for messages.
         replicas: the output of each replica.
+        devices: where each replica ran; sums follow the links between them.
         counts: the size of each replica's slice.
         join: what to do with an output that has no batch dim.
         follows_batch: whether its first dim is the batch dim.
@@ -53,15 +61,20 @@ def join_leaf(
         raise InvalidArgument(
             where, [Problem(f"output{path}", first.dtype.name, rule, 'Choose join="stack"')]
         )
-    if join == "sum":
-        return tf.add_n(replicas)
+    values = replicas if join == "sum" else _shared_out(replicas, devices, counts)
+    return reduce([[value] for value in values], devices, order_for(devices))[0]
+
+
+def _shared_out(replicas: Sequence[Any], devices: Sequence[str], counts: Sequence[Any]) -> list[Any]:
+    """Each output times the share of its slice, so that the sum is the mean over all examples."""
     # Shares, and not counts: a count times a value overflows in half precision.
     # In double precision, which a Python float given to tf.cast would not keep.
-    total = sum(counts)
-    shares = [
-        tf.cast(tf.cast(count, tf.float64) / tf.cast(total, tf.float64), first.dtype) for count in counts
-    ]
-    return tf.add_n([share * value for share, value in zip(shares, replicas, strict=True)])
+    total = tf.cast(sum(counts), tf.float64)
+    values = []
+    for device, count, value in zip(devices, counts, replicas, strict=True):
+        with tf.device(device):
+            values.append(tf.cast(tf.cast(count, tf.float64) / total, value.dtype) * value)
+    return values
 
 
 def _kind(tensor: Any) -> str:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from colonnade.describe.topology import Topology
 from colonnade.hardware import collective, limit
+from colonnade.hardware import copies as sending
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
 from colonnade.hardware.watchdog import ask
@@ -19,8 +20,8 @@ from colonnade.run.reduce import Order, order_for, reduce, spread, star
 
 # Seconds that a process of its own may need, with TensorFlow's start.
 PATIENCE = 120.0
-# What is copied, in bytes: much between cards, so that bandwidth and not latency is measured.
-COPIED, COPIED_ON_CARDS = 2**18, 2**26
+# What is copied between devices that share one memory, in bytes.
+COPIED = 2**18
 
 
 def placed_adds(devices: tuple[str, ...]) -> Verdict:
@@ -67,55 +68,42 @@ def _adds_up(devices: tuple[str, ...], order: Order, bucket: int) -> bool:
 
 
 def copies(devices: tuple[str, ...]) -> Verdict:
-    """What arrives on each device from each other one, by checksum; and how fast, between cards."""
+    """What each device reads of what each other one sent it; and how fast it came, between cards."""
+    if len(devices) < 2:
+        return Verdict(None, "it takes two devices")
     cards = hardware.are_cards(devices)
-    size = COPIED_ON_CARDS if cards else COPIED
-    # Random bits in floats, whose copies stay on cards; whole numbers may be kept in the host's memory.
-    sent = np.random.default_rng(5).integers(0, 256, size, dtype="uint8").view("float32")
-    expected = collective.checksum(sent)
+    size = sending.LARGE if cards else COPIED
     places = [hardware.names().index(device) for device in devices]
     links = hardware.topology().select(places) if cards else None
     wrong: list[str] = []
     speeds: dict[str, dict[str, Any]] = {}
     for (i, source), (j, target) in itertools.permutations(enumerate(devices), 2):
-        with tf.device(source):
-            held = tf.identity(tf.constant(sent))
-        copy = _copier(source, target).get_concrete_function(held)
         pair = f"{short(source)} to {short(target)}"
-        if collective.checksum(copy(held).numpy()) != expected:
-            wrong.append(pair)
+        arrival = sending.send(_spread, source, target, size)
+        if arrival.read_on != short(target):
+            wrong.append(f"{pair} (read on {arrival.read_on or 'no device'})")
+        elif not arrival.intact:
+            wrong.append(f"{pair} (other bytes)")
         elif links is not None:
             link = links.link(i, j)
             label = link.kind if link.peer else f"{link.kind}, no peer access"
             speeds[pair] = {
-                "GB/s": round(_bandwidth(copy, held, size) / 1e9, 2),
+                "GB/s": round(arrival.bandwidth / 1e9, 2),
                 "link": label,
                 "published GB/s": round(link.bandwidth / 1e9, 2),
             }
     pairs = f"{len(devices) * (len(devices) - 1)} pairs, {size / 2**20:g} MiB each"
     if wrong:
-        return Verdict(False, f"{pairs}; other bytes arrived: {', '.join(wrong)}")
+        return Verdict(False, f"{pairs}; did not arrive: {', '.join(wrong)}")
     if not speeds:
-        return Verdict(True, f"{pairs}; no bandwidth: these devices share one memory")
+        return Verdict(True, f"{pairs}, summed up where they went; no bandwidth: these share one memory")
     measured = [speed["GB/s"] for speed in speeds.values()]
-    return Verdict(True, f"{pairs}; {min(measured)} to {max(measured)} GB/s", {"bandwidth": speeds})
+    found = f"{pairs}, summed up where they went; {min(measured)} to {max(measured)} GB/s"
+    return Verdict(True, found, {"bandwidth": speeds})
 
 
-def _copier(source: str, target: str) -> Any:
-    @tf.function(autograph=False)
-    def copy(held: Any) -> Any:
-        return spread([held], [source, target], star(2))[1][0]
-
-    return copy
-
-
-def _bandwidth(copy: Any, held: Any, size: int, rounds: int = 5) -> float:
-    """Bytes per second; reading one number of the last copy waits for all of them."""
-    start = time.perf_counter()
-    for _ in range(rounds):
-        arrived = copy(held)
-    arrived[:1].numpy()
-    return rounds * size / (time.perf_counter() - start)
+def _spread(held: Any, source: str, target: str) -> Any:
+    return spread([held], [source, target], star(2))[1][0]
 
 
 def against_collective(devices: tuple[str, ...]) -> Verdict:
@@ -123,13 +111,17 @@ def against_collective(devices: tuple[str, ...]) -> Verdict:
     if not hardware.are_cards(devices) or len(hardware.visible_cards()) < max(2, len(devices)):
         return Verdict(None, "it takes two cards; these devices have no collective library of their own")
     answer, version = collective.ask_cards(len(devices), PATIENCE)
-    return judge_collective(devices, answer.said, answer.trouble, version)
+    if answer.trouble:
+        return Verdict(False, answer.trouble, words=answer.words)
+    return judge_collective(devices, answer.said, version)
 
 
-def judge_collective(devices: tuple[str, ...], said: Any, trouble: str, version: str) -> Verdict:
+def judge_collective(devices: tuple[str, ...], said: Any, version: str) -> Verdict:
     """Compare checksums of sums, which are exact; the times are figures."""
-    if trouble or not version:
-        return Verdict(False, trouble or "the sums did not go through the cards' library")
+    if not version:
+        return Verdict(False, "the sums did not go through the cards' library")
+    if [each["size"] for each in said] != list(collective.SIZES):
+        return Verdict(False, f"it took {len(collective.SIZES)} sums, and {len(said)} came")
     wrong: list[str] = []
     figures: dict[str, Any] = {"version": version}
     for each in said:
@@ -160,14 +152,14 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
     cards = hardware.visible_cards() if hardware.are_cards(devices) else ()
     if not cards:
         return Verdict(None, "there is no card; TensorFlow refuses a memory limit on CPU devices")
-    if cards[0].mig:
-        return Verdict(None, "the driver does not tell what is taken of a MIG instance")
+    if cards[0].mig or cards[0].memory is None:
+        return Verdict(None, "the driver does not tell what is taken of this card")
     allowed = limit.limit_for(cards[0])
     if allowed < limit.SMALLEST:
         return Verdict(None, f"the card has too little free memory to try a limit: {2 * allowed} MiB")
     answer = ask(limit.__name__, str(allowed), seconds=PATIENCE)
     if answer.trouble:
-        return Verdict(False, answer.trouble)
+        return Verdict(False, answer.trouble, words=answer.words)
     measured = limit.Measured(**answer.said)
     more = "more was refused" if measured.refused else "more was granted"
     found = f"limit {measured.limit} MiB, taken {measured.used} MiB, {more}"

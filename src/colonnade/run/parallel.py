@@ -125,7 +125,7 @@ class Parallel:
         paths = [path for path, _ in traces[0].paths()]
         follows = self.follows(parts[0], traces[0], counts)
         leaves = [
-            join_leaf(path, replicas, counts, self._join, follow, self._where)
+            join_leaf(path, replicas, self.devices[: len(parts)], counts, self._join, follow, self._where)
             for path, replicas, follow in zip(paths, zip(*results, strict=True), follows, strict=True)
         ]
         return traces[0], leaves

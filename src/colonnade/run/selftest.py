@@ -53,7 +53,7 @@ CHECKS = (
         equivalence.inputs,
     ),
     Check("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
-    Check("copies", "what arrives with what was sent, for every pair", EXACT, movement.copies),
+    Check("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
     Check(
         "placed adds and NCCL",
         "sums with those of the cards' own library",
@@ -79,7 +79,7 @@ def start(count: int | None = None) -> tuple[str, ...]:
         return hardware.setup(devices=count, growth=True)
     if cards:
         return hardware.setup(virtual=PARTS if count is None else count, growth=True)
-    leased_or_some = leased(Request(), os.environ).virtual or VIRTUAL
+    leased_or_some = leased(Request(), os.environ, cards).virtual or VIRTUAL
     return hardware.setup(virtual=leased_or_some if count is None else count)
 
 

@@ -51,6 +51,7 @@ def facts(claims: Sequence[Claim]) -> list[dict[str, object]]:
     """What `colonnade leases --json` prints."""
     return [
         {
+            "readable": claim.readable,  # if not, it may hold any card, and nobody gets one
             "cards": list(claim.slots),
             "waits_for": 0 if claim.slots else claim.count,
             "memory": float(claim.memory),
@@ -77,8 +78,12 @@ def table(claims: Sequence[Claim]) -> Table:
     for claim in claims:
         for slot in claim.slots:
             _add(table, slot if len(slot) <= SHORT else f"{slot[:SHORT]}…", claim)
+    for claim in claims:
+        if not claim.readable:
+            why = f"{claim.number}.json cannot be read, so no card is given until its owner ends"
+            table.add_row("any", "?", claim.user, "?", "?", why)
     table.add_section()
-    for claim in (claim for claim in claims if not claim.slots):
+    for claim in (claim for claim in claims if claim.readable and not claim.slots):
         place = 1 + sum(other.blocks(claim) for other in claims)
         _add(table, f"#{place} in line, for {claim.count}", claim)
     if not claims:

@@ -51,6 +51,7 @@ def screen(machine: Machine, *, here: bool = True) -> RenderableType:
     if len(machine.cards) > 1:
         parts += [Text("Links"), links(machine.topology)]
     parts += [Text(f"{fault}; see colonnade doctor", "bold red") for fault in machine.faults]
+    parts += [Text(f"not known: {fact}", "yellow") for fact in machine.unanswered]
     return Group(*parts)
 
 
@@ -88,11 +89,17 @@ def instances(cards: tuple[Card, ...]) -> Table:
 
 
 def processes(cards: tuple[Card, ...]) -> Table:
-    """Who holds memory of which card."""
+    """Who holds memory of which card, or of which of its instances."""
     table = _table("Processes", "card", "*process", "user", "*memory")
     for card in cards:
+        place = {
+            process.pid: f", {part.gpu_instance}/{part.compute_instance}"
+            for part in card.instances
+            for process in part.processes
+        }
         for process in card.processes:
-            table.add_row(f"card {card.index}", str(process.pid), process.user or "?", gib(process.memory))
+            where = f"card {card.index}{place.get(process.pid, '')}"
+            table.add_row(where, str(process.pid), process.user or "?", gib(process.memory))
     return table
 
 
@@ -135,7 +142,13 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in columns:
         number = column.startswith("*")
-        table.add_column(column.lstrip("*"), justify="right" if number else "left", no_wrap=column != "what")
+        # On a narrow screen names break between words, and of a UUID the beginning will do.
+        table.add_column(
+            column.lstrip("*"),
+            justify="right" if number else "left",
+            no_wrap=column not in ("what", "UUID"),
+            overflow="ellipsis",
+        )
     return table
 
 

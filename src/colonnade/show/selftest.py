@@ -12,7 +12,10 @@ MARKS = {"passed": ("passed", "green"), "failed": ("FAILED", "bold red"), "not a
 
 
 def report(results: Sequence[Result]) -> RenderableType:
-    """Every check with its outcome; of one that failed, also what was compared, and what is allowed."""
+    """Every check with its outcome; of one that failed, also what was compared, and what is allowed.
+
+    The words of others, as of an error, are shown here and nowhere else.
+    """
     table = Table(box=None, padding=(0, 1), show_header=False)
     for column in ("state", "check"):
         table.add_column(column, no_wrap=True)
@@ -20,7 +23,7 @@ def report(results: Sequence[Result]) -> RenderableType:
     table.add_column("what", overflow="fold")
     for result in results:
         mark, colour = MARKS[result.state]
-        what = Text(result.found)
+        what = Text(f"{result.found}: {result.words}" if result.words else result.found)
         if result.state == "failed":
             what.append(f"\ncompares: {result.compares}", "dim")
             what.append(f"\nallowed:  {result.tolerance}", "dim")
