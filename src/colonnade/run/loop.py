@@ -1,13 +1,14 @@
 """Many steps in one call: the loop over batches runs inside the graph, so Python costs nothing per step."""
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.run.lockstep import Lockstep
+from colonnade.run.position import frozen, thaw
 from colonnade.run.split import Arguments
 
 
@@ -147,12 +148,38 @@ class Stream:
             size, batch = first.get_value()
             self._size, self._batch = int(size), tf.nest.flatten(batch, expand_composites=True)
 
-    def take(self, steps: int) -> Chunk | None:
-        """Up to so many steps: fewer where the size of the batch changes; None at the end of the data."""
-        if not self._size:
+    @property
+    def spec(self) -> str:
+        """The structure of a batch, in words."""
+        return str(self._spec)
+
+    def arguments(self) -> Arguments | None:
+        """The batch at hand; None if there never was one."""
+        if not self._batch:
             return None
         batch = tf.nest.pack_sequence_as(self._spec, self._batch, expand_composites=True)
-        arguments = Arguments(batch, self._keywords, self._names)
+        return Arguments(batch, self._keywords, self._names)
+
+    def position(self, *, exact: bool) -> dict[str, Any]:
+        """The batch at hand, which was fetched ahead, and with `exact` the place in the data behind it."""
+        batch = {f"batch/{i}": component for i, component in enumerate(self._batch)}
+        place = {"iterator": frozen(self._iterator, "fit()")} if exact else {}
+        return {"size": tf.constant(self._size), **batch, **place}
+
+    def seek(self, position: Mapping[str, Any], *, exact: bool) -> None:
+        """Go to a place that `position` told; without `exact` only the batch is taken, to be looked at."""
+        if exact:
+            thaw(self._iterator, position["iterator"], "fit()")
+            self._size = int(position["size"])
+        if exact or not self._batch:
+            count = sum(name.startswith("batch/") for name in position)
+            self._batch = [position[f"batch/{i}"] for i in range(count)]
+
+    def take(self, steps: int) -> Chunk | None:
+        """Up to so many steps: fewer where the size of the batch changes; None at the end of the data."""
+        arguments = self.arguments()
+        if not self._size or arguments is None:
+            return None
         rows = self._loop.rows = arguments.size("fit()") or 0
         compiled = self._loop.many(arguments, self._iterator, self._spec)
         start = time.perf_counter()
