@@ -95,13 +95,10 @@ class Archive:
             sync(new)
             os.rename(new, self.directory / f"step-{manifest.step:012d}")
             sync(self.directory)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
+        except BaseException as error:
             _remove(new)
-            raise DiskFull(str(self.directory), manifest.step) from None
-        except DiskFull:
-            _remove(new)
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise DiskFull(str(self.directory), manifest.step) from None
             raise
 
     def prune(self, keep: int | None) -> None:

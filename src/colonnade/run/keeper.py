@@ -7,7 +7,7 @@ then a thread writes them, in TensorFlow's own format, while the training goes o
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,8 +28,16 @@ from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.loop import Stream
 from colonnade.run.manifest import Manifest
 from colonnade.run.owner import owned
+from colonnade.run.position import SHUFFLE, shuffles
 from colonnade.run.restore import restore
 from colonnade.run.state import REPLICAS, Resumable
+
+# A save that comes between two rounds of a shuffled dataset is put off by so many steps at most.
+MOST_PUT_OFF = 8
+
+
+class Between(Exception):
+    """The place in the data is between two rounds, where it cannot be told exactly."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +58,25 @@ class Keeper:
         checkpoint: where and how often.
         engine: what is saved.
         mode: how it trains, for the manifest.
-        fit: the number of this fit among those of the program with this directory.
+        before: of each fit that the program finished with this directory, the passes through its data.
         epochs: what the fit was told; the state of a dataset's iterator is bound to it.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, engine: Resumable, mode: Mapping[str, str], fit: int, epochs: int | None
+        self,
+        checkpoint: Checkpoint,
+        engine: Resumable,
+        mode: Mapping[str, str],
+        before: Sequence[int],
+        epochs: int | None,
     ) -> None:
         self._checkpoint, self._engine, self._mode = checkpoint, engine, dict(mode)
-        self._fit, self._epochs = fit, epochs
+        self._before, self._fit, self._epochs = list(before), len(before) + 1, epochs
         self._archive = Archive(Path(checkpoint.directory))
         self._stack = ExitStack()
         self._pending: Future[None] | None = None
-        self._begin = self._last = 0
+        self._begin = self._last = self._saving = self._put_off = 0
+        self._shuffles = 0
         self._moment: Moment | None = None
         self.found: Manifest | None = None  # what to go on from
         self.stalled = 0.0  # seconds that steps waited for saves
@@ -134,9 +148,14 @@ class Keeper:
             self._begin, self._last = self.found.begin, self.found.step
             if self.found.fit == self._fit:
                 check("fit()", self._data_problems(self.found.data, stream.spec))
-                stream.seek(read(self._saved, "data"), exact=exact)
-        if exact:
-            stream.position(exact=True)  # an error comes now, and not at the first save
+                stream.seek(read(self._saved, "data"), self.found.data["passes"], exact=exact)
+                self._warn_of_order(self.found)
+            else:
+                stream.pass_over(self.found.data["before"][self._fit - 1])
+        if exact:  # an error comes now, and not at the first save
+            place = stream.position(exact=True)["iterator"]
+            # Where every epoch has an iterator of its own, nothing is lost between two of them.
+            self._shuffles = shuffles(place) if self._epochs is None else 0
         batch = stream.arguments()
         if batch is None:
             return  # no data at all, of which the trainer speaks
@@ -145,6 +164,15 @@ class Keeper:
             warnings.warn(f"A run that goes on from a checkpoint will not be the same: {lost}.", stacklevel=2)
         if self.found is not None:
             restore(self._engine, self._saved, self.found.devices)
+
+    def _warn_of_order(self, found: Manifest) -> None:
+        if found.data["between"] and self._checkpoint.data == "exact":
+            warnings.warn(
+                f"Step {found.step} was saved between two rounds of a shuffled dataset. Every example still "
+                "counts once per round; the order of later rounds is not that of an unbroken run. "
+                "It would be with fit(..., epochs=) in place of dataset.repeat().",
+                stacklevel=2,
+            )
 
     def _data_problems(self, saved: Mapping[str, Any], spec: str) -> Iterator[Problem]:
         step = self.found.step if self.found else 0
@@ -165,6 +193,8 @@ class Keeper:
     def until_save(self, step: int) -> int:
         """How many steps from here to the next save."""
         due = (step // self._checkpoint.every + 1) * self._checkpoint.every
+        if self._put_off:
+            due = step + 1
         return self._engine.next_join(due) - step
 
     def can_save(self, step: int) -> bool:
@@ -181,8 +211,11 @@ class Keeper:
 
     def finish(self, stream: Stream, *, stopped: bool) -> None:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
-        if self._moment is not None and self._moment.step > self._last:
-            self._save(self._moment, stream, stopped=stopped)
+        for put_off in (0, MOST_PUT_OFF):
+            if self._moment is not None and self._moment.step > self._last:
+                self._put_off = max(self._put_off, put_off)
+                self._save(self._moment, stream, stopped=stopped)
+                self._wait()
         self._wait()
 
     def _save(self, moment: Moment, stream: Stream, *, stopped: bool) -> None:
@@ -191,32 +224,41 @@ class Keeper:
         state = self._engine.state()
         values = state.snapshot()
         position = stream.position(exact=self._checkpoint.data == "exact")
-        self._last = moment.step
+        self._saving, self._last = self._last, moment.step
+        data = {
+            "kind": self._checkpoint.data,
+            "epochs": self._epochs,
+            "batches": moment.step - self._begin,
+            "spec": stream.spec,
+            "passes": stream.begun,
+            "before": self._before,
+        }
         self._pending = self._writer.submit(
-            self._write, moment, values, position, stream.spec, state.random, stopped
+            self._write, moment, values, position, data, state.random, stopped
         )
         self.stalled += time.perf_counter() - start
 
     def _wait(self) -> None:
+        """Until the save under way is on disk; raises what went wrong with it."""
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.result()
+            self._put_off = 0
+        except Between:
+            self._last = self._saving
+            self._put_off += 1
 
     def _write(
         self,
         moment: Moment,
         values: Mapping[str, Any],
         position: Mapping[str, Any],
-        spec: str,
+        data: Mapping[str, Any],
         random: frozenset[str],
         stopped: bool,
     ) -> None:
-        data = {
-            "kind": self._checkpoint.data,
-            "epochs": self._epochs,
-            "batches": moment.step - self._begin,
-            "spec": spec,
-        }
         manifest = Manifest(
             step=moment.step,
             examples=moment.examples,
@@ -228,7 +270,7 @@ class Keeper:
             metrics=moment.metrics,
             schedule=_schedule(values),
             generators=_generators(values, random, len(self._engine.devices)),
-            data=data,
+            data={**data, "between": self._put_off >= MOST_PUT_OFF},
             devices=len(self._engine.devices),
             mode=self._mode,
             versions=_versions(),
@@ -241,9 +283,16 @@ class Keeper:
                 write(folder, "data", position)
             except tf.errors.ResourceExhaustedError:
                 raise DiskFull(str(self.directory), moment.step) from None
+            if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < self._shuffles:
+                raise Between
 
         self._archive.commit(manifest, files)
         self._archive.prune(self._checkpoint.keep)
+
+
+def _count(folder: Path, word: bytes) -> int:
+    """How often a word is in the files of the place in the data."""
+    return sum(path.read_bytes().count(word) for path in folder.glob("data.data-*"))
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

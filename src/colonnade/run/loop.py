@@ -51,8 +51,10 @@ class Loop:
         loss, metrics, skipped = self._single[key](*arguments.components())
         return loss, metrics, int(skipped)
 
-    def stream(self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]) -> "Stream":
-        return Stream(self, dataset, names, keywords)
+    def stream(
+        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any], passes: int = 1
+    ) -> "Stream":
+        return Stream(self, dataset, names, keywords, passes)
 
     def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """The compiled loop for batches like this one."""
@@ -133,20 +135,47 @@ class Loop:
 
 
 class Stream:
-    """The batches of one fit, taken some steps at a time."""
+    """The batches of one fit, taken some steps at a time.
+
+    Args:
+        loop: the compiled steps.
+        dataset: what to go through, and how often: `passes` times, each with an iterator of its own.
+        names, keywords: of the loss function's arguments.
+    """
 
     def __init__(
-        self, loop: Loop, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+        self,
+        loop: Loop,
+        dataset: tf.data.Dataset,
+        names: Sequence[str],
+        keywords: dict[str, Any],
+        passes: int,
     ) -> None:
         self._loop, self._names, self._keywords = loop, names, keywords
         self._spec = dataset.element_spec
-        self._iterator = iter(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
-        first = self._iterator.get_next_as_optional()
+        self._dataset = dataset.map(_with_size).prefetch(tf.data.AUTOTUNE)
+        self._passes, self.begun = passes, 0
         self._size: int = 0
         self._batch: list[Any] = []
-        if first.has_value():
-            size, batch = first.get_value()
-            self._size, self._batch = int(size), tf.nest.flatten(batch, expand_composites=True)
+        self._next_pass()
+
+    def _next_pass(self) -> None:
+        """At the end of a pass: begin the next, if there is one and it has a batch."""
+        while not self._size and self.begun < self._passes:
+            self._begin_pass()
+            first = self._iterator.get_next_as_optional()
+            if first.has_value():
+                size, batch = first.get_value()
+                self._size, self._batch = int(size), tf.nest.flatten(batch, expand_composites=True)
+
+    def _begin_pass(self) -> None:
+        self._iterator = iter(self._dataset)
+        self.begun += 1
+
+    def pass_over(self, begun: int) -> None:
+        """Begin as many passes as were begun before: a dataset that reshuffles counts them."""
+        while self.begun < begun:
+            self._begin_pass()
 
     @property
     def spec(self) -> str:
@@ -166,9 +195,10 @@ class Stream:
         place = {"iterator": frozen(self._iterator, "fit()")} if exact else {}
         return {"size": tf.constant(self._size), **batch, **place}
 
-    def seek(self, position: Mapping[str, Any], *, exact: bool) -> None:
+    def seek(self, position: Mapping[str, Any], begun: int, *, exact: bool) -> None:
         """Go to a place that `position` told; without `exact` only the batch is taken, to be looked at."""
         if exact:
+            self.pass_over(begun)
             thaw(self._iterator, position["iterator"], "fit()")
             self._size = int(position["size"])
         if exact or not self._batch:
@@ -187,8 +217,10 @@ class Stream:
             self._iterator, tf.constant(steps), tf.constant(self._size), *arguments.components()
         )
         self._size, self._batch = int(size), following
+        seconds = time.perf_counter() - start
+        self._next_pass()
         return Chunk(
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
             steps=int(done),
             examples=int(done) * rows,
             losses=losses.numpy().tolist(),

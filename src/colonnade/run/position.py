@@ -11,6 +11,9 @@ FIX = (
     'Choose with cn.Checkpoint(..., data=...): "skip" goes through what was seen again, and is exact if the '
     'same data come in the same order; "restart" begins with the first batch'
 )
+# A shuffle writes this into the state, if it is in the midst of its data. Between two rounds of a
+# `repeat` it may write nothing, and then the order of later rounds would not be found again.
+SHUFFLE = b"num_random_samples"
 FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL, as the op counts it
 
 
@@ -31,6 +34,11 @@ def thaw(iterator: Any, state: Any, where: str) -> None:
     except tf.errors.OpError as error:
         rule = f"is not built like the one of the saved step ({error.message.partition(' [Op')[0]})"
         raise InvalidArgument(where, [Problem("data", "a dataset", rule, FIX)]) from None
+
+
+def shuffles(state: Any) -> int:
+    """How many shuffles are in the midst of their data."""
+    return int(tf.io.serialize_tensor(state).numpy().count(SHUFFLE))
 
 
 def generator_problem(data: Any) -> Problem:

@@ -17,7 +17,7 @@ from colonnade.run.feed import feed, is_generator
 from colonnade.run.interruption import Interruption, interactive, interruptible, leave
 from colonnade.run.keeper import Keeper, Moment
 from colonnade.run.lockstep import Lockstep, Synchronous
-from colonnade.run.loop import Loop
+from colonnade.run.loop import Loop, Stream
 from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
 from colonnade.run.position import generator_problem
@@ -104,7 +104,8 @@ class Trainer:
         check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
         mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
         self.step = self.examples = self.skipped = 0
-        self._fits: dict[Path, int] = {}  # how many were finished, by the directory of their checkpoints
+        # Of each finished fit the passes through its data, by the directory of its checkpoints.
+        self._fits: dict[Path, list[int]] = {}
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
         self._how = {"sync": type(sync or Synchronous()).__name__, "variables": mode}
@@ -176,25 +177,29 @@ class Trainer:
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
+        # An iterator for each epoch, where its state is saved: see `Stream`.
+        exact = checkpoint is not None and checkpoint.data == "exact" and isinstance(data, tf.data.Dataset)
+        passes = epochs if exact and epochs is not None else 1
         if epochs is None and not isinstance(data, tf.data.Dataset) and batch_size is not None:
             dataset = dataset.repeat()
-        elif epochs is not None:
+        elif epochs is not None and passes == 1:
             dataset = dataset.repeat(epochs)
         history = History()
         with (
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(self._expected(dataset, steps), logdir, self.devices, show=progress) as shown,
+            Progress(self._expected(dataset, steps, passes), logdir, self.devices, show=progress) as shown,
             self._keeper(checkpoint, epochs) as keeper,
         ):
-            self._run(dataset, steps, log_every, callbacks, history, interrupted, shown, keeper)
+            stream = self._stream(dataset, passes, keeper)
+            self._run(stream, steps, log_every, callbacks, history, interrupted, shown, keeper)
         history.interrupted = interrupted.is_set()
         if keeper is not None:
             history.stalled = keeper.stalled
             if interrupted.is_set() and not interactive():
                 leave(self.step, keeper.directory)
             if not interrupted.is_set():
-                self._fits[keeper.directory] = self._fits.get(keeper.directory, 0) + 1
+                self._fits.setdefault(keeper.directory, []).append(stream.begun)
         return history
 
     def _keeper(
@@ -202,12 +207,16 @@ class Trainer:
     ) -> AbstractContextManager[Keeper | None]:
         if checkpoint is None:
             return nullcontext()
-        finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), 0)
-        return Keeper(checkpoint, self._engine, self._how, finished + 1, epochs)
+        finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
+        return Keeper(checkpoint, self._engine, self._how, finished, epochs)
+
+    def _stream(self, dataset: tf.data.Dataset, passes: int, keeper: Keeper | None) -> Stream:
+        arranged = dataset if keeper is None else keeper.arranged(dataset)
+        return self._loop.stream(arranged, self._names, self._mode(training=True), passes)
 
     def _run(
         self,
-        dataset: tf.data.Dataset,
+        stream: Stream,
         steps: int | None,
         log_every: int,
         callbacks: Sequence[Callable[[Record], Any]],
@@ -217,9 +226,6 @@ class Trainer:
         keeper: Keeper | None,
     ) -> None:
         begin, per_step, done, skipped_in_a_row, stopped = self.step, 0.0, 0, 0, False
-        if keeper is not None:
-            dataset = keeper.arranged(dataset)
-        stream = self._loop.stream(dataset, self._names, self._mode(training=True))
         if keeper is not None:
             keeper.start(stream, self.step)
             if keeper.found is not None and stream.arguments() is not None:
@@ -316,9 +322,9 @@ class Trainer:
             if self._engine.residence is not None:
                 self._engine.residence.leave()
 
-    def _expected(self, dataset: tf.data.Dataset, steps: int | None) -> int | None:
+    def _expected(self, dataset: tf.data.Dataset, steps: int | None, passes: int) -> int | None:
         """How many steps there will be, as far as one can tell."""
-        known = int(dataset.cardinality())
+        known = int(dataset.cardinality()) * passes
         return min((n for n in (steps, known if known >= 0 else None) if n is not None), default=None)
 
 
