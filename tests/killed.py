@@ -214,7 +214,7 @@ def signals(folder: Path) -> dict[str, Any]:
 
 
 def launches(folder: Path, count: str) -> dict[str, int]:
-    """While a training runs, others start in its directory and are refused; when it is killed, one goes on."""
+    """While a training runs, others are refused its directory; once it is killed, another goes on."""
     notes, run = folder / "notes", folder / "run"
     notes.mkdir()
     first = fork(notes, lambda: train(run, "shared", pause=1.0))

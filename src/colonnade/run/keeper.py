@@ -142,20 +142,18 @@ class Keeper:
 
     def start(self, stream: Stream, step: int) -> None:
         """Before the first step: bring data and engine to the saved step, if there is one."""
-        exact = self._checkpoint.data == "exact"
         self._begin, self._last = step, step
         if self.found is not None:
             self._begin, self._last = self.found.begin, self.found.step
             if self.found.fit == self._fit:
                 check("fit()", self._data_problems(self.found.data, stream.spec))
-                stream.seek(read(self._saved, "data"), self.found.data["passes"], exact=exact)
+                stream.seek(read(self._saved, "data"), self.found.data["passes"])
                 self._warn_of_order(self.found)
             else:
                 stream.pass_over(self.found.data["before"][self._fit - 1])
-        if exact:  # an error comes now, and not at the first save
-            place = stream.position(exact=True)["iterator"]
+        if stream.exact and self._epochs is None:
             # Where every epoch has an iterator of its own, nothing is lost between two of them.
-            self._shuffles = shuffles(place) if self._epochs is None else 0
+            self._shuffles = shuffles(stream.position()["start"])
         batch = stream.arguments()
         if batch is None:
             return  # no data at all, of which the trainer speaks
@@ -223,7 +221,7 @@ class Keeper:
         self._wait()
         state = self._engine.state()
         values = state.snapshot()
-        position = stream.position(exact=self._checkpoint.data == "exact")
+        position = stream.position()
         self._saving, self._last = self._last, moment.step
         data = {
             "kind": self._checkpoint.data,
@@ -283,7 +281,7 @@ class Keeper:
                 write(folder, "data", position)
             except tf.errors.ResourceExhaustedError:
                 raise DiskFull(str(self.directory), moment.step) from None
-            if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < self._shuffles:
+            if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < 2 * self._shuffles:
                 raise Between
 
         self._archive.commit(manifest, files)
@@ -291,7 +289,7 @@ class Keeper:
 
 
 def _count(folder: Path, word: bytes) -> int:
-    """How often a word is in the files of the place in the data."""
+    """How often a word is in the file of the place in the data."""
     return sum(path.read_bytes().count(word) for path in folder.glob("data.data-*"))
 
 

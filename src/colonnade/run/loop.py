@@ -52,9 +52,15 @@ class Loop:
         return loss, metrics, int(skipped)
 
     def stream(
-        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any], passes: int = 1
+        self,
+        dataset: tf.data.Dataset,
+        names: Sequence[str],
+        keywords: dict[str, Any],
+        *,
+        passes: int = 1,
+        exact: bool = False,
     ) -> "Stream":
-        return Stream(self, dataset, names, keywords, passes)
+        return Stream(self, dataset, names, keywords, passes, exact)
 
     def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """The compiled loop for batches like this one."""
@@ -141,6 +147,7 @@ class Stream:
         loop: the compiled steps.
         dataset: what to go through, and how often: `passes` times, each with an iterator of its own.
         names, keywords: of the loss function's arguments.
+        exact: whether the place in the data can be told.
     """
 
     def __init__(
@@ -150,11 +157,13 @@ class Stream:
         names: Sequence[str],
         keywords: dict[str, Any],
         passes: int,
+        exact: bool,
     ) -> None:
         self._loop, self._names, self._keywords = loop, names, keywords
         self._spec = dataset.element_spec
         self._dataset = dataset.map(_with_size).prefetch(tf.data.AUTOTUNE)
-        self._passes, self.begun = passes, 0
+        self._passes, self.begun, self.exact = passes, 0, exact
+        self._start: Any = None
         self._size: int = 0
         self._batch: list[Any] = []
         self._next_pass()
@@ -171,6 +180,8 @@ class Stream:
     def _begin_pass(self) -> None:
         self._iterator = iter(self._dataset)
         self.begun += 1
+        if self.exact:
+            self._start = frozen(self._iterator, "fit()")
 
     def pass_over(self, begun: int) -> None:
         """Begin as many passes as were begun before: a dataset that reshuffles counts them."""
@@ -189,19 +200,24 @@ class Stream:
         batch = tf.nest.pack_sequence_as(self._spec, self._batch, expand_composites=True)
         return Arguments(batch, self._keywords, self._names)
 
-    def position(self, *, exact: bool) -> dict[str, Any]:
-        """The batch at hand, which was fetched ahead, and with `exact` the place in the data behind it."""
+    def position(self) -> dict[str, Any]:
+        """The batch at hand, which was fetched ahead, and if `exact` the place in the data behind it.
+
+        The start of the pass is told too: a shuffle that has come to its end leaves no trace in the
+        state of the iterator, and would not know which order is the next.
+        """
         batch = {f"batch/{i}": component for i, component in enumerate(self._batch)}
-        place = {"iterator": frozen(self._iterator, "fit()")} if exact else {}
+        place = {"iterator": frozen(self._iterator, "fit()"), "start": self._start} if self.exact else {}
         return {"size": tf.constant(self._size), **batch, **place}
 
-    def seek(self, position: Mapping[str, Any], begun: int, *, exact: bool) -> None:
-        """Go to a place that `position` told; without `exact` only the batch is taken, to be looked at."""
-        if exact:
-            self.pass_over(begun)
+    def seek(self, position: Mapping[str, Any], begun: int) -> None:
+        """Go to a place that `position` told; if not `exact`, only its batch is taken, to be looked at."""
+        if self.exact:
             thaw(self._iterator, position["iterator"], "fit()")
-            self._size = int(position["size"])
-        if exact or not self._batch:
+            # What the shuffles of the dataset know in common is that of the start of the pass.
+            thaw(iter(self._dataset), position["start"], "fit()")
+            self._start, self._size, self.begun = position["start"], int(position["size"]), begun
+        if self.exact or not self._batch:
             count = sum(name.startswith("batch/") for name in position)
             self._batch = [position[f"batch/{i}"] for i in range(count)]
 

@@ -178,8 +178,8 @@ class Trainer:
         if steps is None and epochs is None:
             epochs = 1
         # An iterator for each epoch, where its state is saved: see `Stream`.
-        exact = checkpoint is not None and checkpoint.data == "exact" and isinstance(data, tf.data.Dataset)
-        passes = epochs if exact and epochs is not None else 1
+        exact = checkpoint is not None and checkpoint.data == "exact"
+        passes = epochs if exact and epochs is not None and isinstance(data, tf.data.Dataset) else 1
         if epochs is None and not isinstance(data, tf.data.Dataset) and batch_size is not None:
             dataset = dataset.repeat()
         elif epochs is not None and passes == 1:
@@ -191,7 +191,10 @@ class Trainer:
             Progress(self._expected(dataset, steps, passes), logdir, self.devices, show=progress) as shown,
             self._keeper(checkpoint, epochs) as keeper,
         ):
-            stream = self._stream(dataset, passes, keeper)
+            arranged = dataset if keeper is None else keeper.arranged(dataset)
+            stream = self._loop.stream(
+                arranged, self._names, self._mode(training=True), passes=passes, exact=exact
+            )
             self._run(stream, steps, log_every, callbacks, history, interrupted, shown, keeper)
         history.interrupted = interrupted.is_set()
         if keeper is not None:
@@ -209,10 +212,6 @@ class Trainer:
             return nullcontext()
         finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
         return Keeper(checkpoint, self._engine, self._how, finished, epochs)
-
-    def _stream(self, dataset: tf.data.Dataset, passes: int, keeper: Keeper | None) -> Stream:
-        arranged = dataset if keeper is None else keeper.arranged(dataset)
-        return self._loop.stream(arranged, self._names, self._mode(training=True), passes)
 
     def _run(
         self,
