@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import (
     AlreadyStarted,
+    CheckpointInUse,
     ColonnadeError,
+    DamagedCheckpoint,
+    DiskFull,
     InvalidArgument,
     LeaseTimeout,
     MissingTensorFlow,
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
+    from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.objective import Weighted
@@ -33,7 +37,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyStarted",
+    "Checkpoint",
+    "CheckpointInUse",
     "ColonnadeError",
+    "DamagedCheckpoint",
+    "DiskFull",
     "History",
     "InvalidArgument",
     "LeaseTimeout",
@@ -57,6 +65,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Checkpoint": "run.checkpoint",
     "History": "run.trainer",
     "Placement": "hardware.placement",
     "Record": "run.trainer",

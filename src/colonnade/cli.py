@@ -216,6 +216,21 @@ def show_leases(
 
 
 @app.command()
+def checkpoints(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory given to cn.Checkpoint.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the saved steps of a training; exit code 1 if one of them is damaged."""
+    from colonnade.show.checkpoints import facts, look, table
+
+    saved = look(directory, thorough=verify)
+    _print(as_json, facts(saved), table(saved, thorough=verify))
+    if any(one.flaw is not None for one in saved):
+        raise typer.Exit(1)
+
+
+@app.command()
 def verify(
     function: Annotated[str, typer.Argument(help="module:function, from the current directory.")],
     devices: Annotated[int, typer.Option(min=1, help="How many devices; virtual ones without cards.")] = 2,

@@ -4,12 +4,18 @@ ColonnadeError
 ├── InvalidArgument (ValueError)      what the user passed cannot be used; lists everything wrong
 ├── MissingTensorFlow (ImportError)   TensorFlow is not installed
 ├── AlreadyStarted (RuntimeError)     TensorFlow has started its devices; settings come too late
+├── NotFinite (ArithmeticError)       a loss or a gradient is NaN or infinite
 ├── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
-└── LeaseTimeout (TimeoutError)       no cards came free in the time given
+├── LeaseTimeout (TimeoutError)       no cards came free in the time given
+├── CheckpointInUse (RuntimeError)    another program saves into the directory
+├── DamagedCheckpoint (RuntimeError)  no saved step in the directory is whole
+└── DiskFull (OSError)                there is no room for another checkpoint
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+RESUMABLE = 75  # EX_TEMPFAIL: the exit code by which a program asks to be started again
 
 
 class ColonnadeError(Exception):
@@ -73,6 +79,44 @@ class LeaseTimeout(ColonnadeError, TimeoutError):
         super().__init__(
             f"{count} card{'s' if count > 1 else ''} did not come free in time; place in line: {place}. "
             "See who has them with: colonnade leases"
+        )
+
+
+class CheckpointInUse(ColonnadeError, RuntimeError):
+    """Another program saves into the directory; `pid` and `host` say which, if it could be found out."""
+
+    def __init__(self, directory: str, pid: int | None, host: str | None) -> None:
+        self.pid, self.host = pid, host
+        who = f"process {pid} on {host}" if pid is not None else "another process"
+        super().__init__(
+            f"{who} saves into {directory}. Wait for its end, or give this run a directory of its own."
+        )
+
+
+class DamagedCheckpoint(ColonnadeError, RuntimeError):
+    """No saved step in the directory is whole; `flaws` says of each what is wrong with it."""
+
+    def __init__(self, directory: str, flaws: dict[str, str]) -> None:
+        self.flaws = flaws
+        super().__init__(
+            "\n".join(
+                [
+                    f"No saved step in {directory} is whole:",
+                    *(f"  {name}: {flaw}" for name, flaw in flaws.items()),
+                    "Bring one back from a copy, or move the directory away to begin anew.",
+                ]
+            )
+        )
+
+
+class DiskFull(ColonnadeError, OSError):
+    """There is no room for another checkpoint. The training and the older checkpoints are as they were."""
+
+    def __init__(self, directory: str, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"the disk is full: step {step} could not be saved in {directory}. Older checkpoints are whole. "
+            "Make room, or keep fewer (keep=), and run the same again."
         )
 
 

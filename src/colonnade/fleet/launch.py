@@ -19,13 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from colonnade.errors import InvalidArgument, LeaseTimeout, Problem, check
+from colonnade.errors import RESUMABLE, InvalidArgument, LeaseTimeout, Problem, check
 from colonnade.fleet.lease import Lease, Pool, ask, claims, is_share
 from colonnade.fleet.supervise import supervise
 from colonnade.hardware import gpu
 from colonnade.hardware.cards import detect
 
-RESUMABLE = 75  # EX_TEMPFAIL: the program asks to be started again
 TIMED_OUT = 124  # as timeout(1) says it
 INTERRUPTED = 130  # by Ctrl-C before the program started
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

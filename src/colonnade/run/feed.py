@@ -24,7 +24,7 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
             rule = "is for arrays; a dataset has its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Use dataset.batch(...)")])
         return data.map(as_arguments)
-    if isinstance(data, Iterator) or _is_sequence_of_batches(data):
+    if is_generator(data):
         if batch_size is not None:
             rule = "is for arrays; a generator makes its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Leave it out")])
@@ -32,6 +32,13 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def is_generator(data: Any) -> bool:
+    """Whether the batches come from Python, one after the other."""
+    return not isinstance(data, tf.data.Dataset) and (
+        isinstance(data, Iterator) or _is_sequence_of_batches(data)
+    )
 
 
 def as_arguments(*element: Any) -> tuple[Any, ...]:

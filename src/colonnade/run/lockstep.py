@@ -2,7 +2,7 @@
 
 import gc
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
 from colonnade.run.residence import Residence
 from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
+from colonnade.run.state import State, resume, state_of
 from colonnade.run.trace import Voice, trace
 from colonnade.run.update import Update
 
@@ -90,6 +91,8 @@ class Lockstep:
         for objective in self._objectives.values():
             for i in range(len(self.devices)):
                 self.residence.bindings(i, objective.captures)
+        if self._penalty_trace is not None:
+            self.residence.bindings(0, self._penalty_trace.captures)
 
     def _settle(self, objective: Objective) -> None:
         self.parameters = objective.parameters
@@ -154,6 +157,22 @@ class Lockstep:
         counts = sizes(batch.size("the batch") or 0, len(self.devices))
         share = self._objective(_specs(batch, counts)[0], 0, len(counts)).structure
         return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}
+
+    def state(self) -> State:
+        """What a checkpoint keeps (see `Resumable`)."""
+        assert self.residence is not None
+        repeats = any(objective.repeats for objective in self._objectives.values())
+        lost = "the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"
+        return state_of(self.residence, self.made, [lost] if repeats else [])
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        """Go on from a saved step, whose values the user's variables have by now."""
+        assert self.residence is not None
+        resume(self.residence, own)
+
+    def next_join(self, step: int) -> int:
+        """In lockstep the replicas agree after every step."""
+        return step
 
     def _with_penalty(self, gradients: list[Any], loss: Any) -> tuple[list[Any], Any]:
         if self._penalty_trace is None:

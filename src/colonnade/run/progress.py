@@ -49,6 +49,13 @@ class Progress:
         if self._writer:
             self._writer.close()
 
+    def begin_at(self, step: int, done: int) -> None:
+        """The fit goes on where an earlier run was."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, advance=done)
+        elif self._show:
+            self._console.print(f"goes on from step {step}", highlight=False)
+
     def advance(self, record: Any, chunk: Any, *, logged: bool) -> None:
         """Some steps were made; with `logged` they end at a log line."""
         self._since += chunk.seconds

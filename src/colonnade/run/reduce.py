@@ -163,7 +163,12 @@ def _add(gradients: Iterable[Any]) -> Any:
         values = tf.concat([gradient.values for gradient in present], axis=0)
         indices = tf.concat([gradient.indices for gradient in present], axis=0)
         return tf.IndexedSlices(values, indices, present[0].dense_shape)
-    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
+    total, *others = [tf.convert_to_tensor(gradient) for gradient in present]
+    for other in others:
+        # Not add_n: it begins with whichever input's memory is free by then, so that the last bit of a
+        # sum of three depends on timing. Nor bare sums, of which TensorFlow's optimiser makes add_n.
+        total = tf.ensure_shape(total + other, other.shape)
+    return total
 
 
 def _together(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:

@@ -131,6 +131,15 @@ class Residence:
         pairs = {id(copy): (ref.deref(), copy) for copies in self._copies for ref, copy in copies.items()}
         return list(pairs.values())
 
+    def current(self, variable: tf.Variable) -> tf.Variable:
+        """The variable that holds its value between steps: the owner's copy (partitioned) or itself."""
+        return self._copies[0].get(variable.ref(), variable) if self.mode == "partitioned" else variable
+
+    def constants(self) -> list[tf.Variable]:
+        """What the function reads and nobody here changes; a callback of the user's may."""
+        trained = {parameter.ref() for parameter in self.parameters}
+        return [ref.deref() for ref in self._aliases[0] if ref not in trained and ref not in self.states]
+
     def homes(self) -> dict[str, str]:
         """The device of every parameter and slot: the owner's copy where they are partitioned."""
         owned = self._copies[0] if self.mode == "partitioned" else {}

@@ -1,10 +1,8 @@
 """The trainer: a loss function written for one device, trained on all of them."""
 
 import inspect
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,16 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.evaluation import Evaluation
-from colonnade.run.feed import feed
+from colonnade.run.feed import feed, is_generator
+from colonnade.run.interruption import Interruption, interactive, interruptible, leave
+from colonnade.run.keeper import Keeper, Moment
 from colonnade.run.lockstep import Lockstep, Synchronous
-from colonnade.run.loop import Loop
+from colonnade.run.loop import Loop, Stream
+from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
+from colonnade.run.position import generator_problem
 from colonnade.run.progress import Progress
 from colonnade.run.reduce import order_for
 from colonnade.run.residence import MODES
@@ -49,6 +52,8 @@ class History:
     seconds: float = 0.0
     examples: int = 0
     interrupted: bool = False
+    resumed: int | None = None  # the saved step from which the fit went on
+    stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
 
     @property
     def examples_per_second(self) -> float:
@@ -99,8 +104,11 @@ class Trainer:
         check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
         mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
         self.step = self.examples = self.skipped = 0
+        # Of each finished fit the passes through its data, by the directory of its checkpoints.
+        self._fits: dict[Path, list[int]] = {}
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
+        self._how = {"sync": type(sync or Synchronous()).__name__, "variables": mode}
         self._engine = Lockstep(
             loss,
             optimizer,
@@ -145,6 +153,7 @@ class Trainer:
         callbacks: Sequence[Callable[[Record], Any]] = (),
         logdir: str | Path | None = None,
         progress: bool = True,
+        checkpoint: Checkpoint | None = None,
     ) -> History:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
@@ -157,45 +166,80 @@ class Trainer:
             callbacks: called with the `Record` of every log line; one that returns True ends the fit.
             logdir: where to write TensorBoard summaries and `metrics.jsonl`.
             progress: whether to show a bar, or lines where there is no terminal.
+            checkpoint: where to save the training; run again, the program goes on from there. `steps` and
+                `epochs` count from the start of the first run.
 
         Returns:
-            A `History`. Ctrl-C finishes the step at hand and returns what was reached.
+            A `History`. Ctrl-C finishes the step at hand and returns what was reached; with a checkpoint,
+            Ctrl-C and SIGTERM finish the step, save, and end the program with exit code 75.
         """
-        check("fit()", _fit_problems(steps, epochs, log_every))
+        check("fit()", _fit_problems(data, steps, epochs, log_every, checkpoint))
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
+        # An iterator for each epoch, where its state is saved: see `Stream`.
+        exact = checkpoint is not None and checkpoint.data == "exact"
+        passes = epochs if exact and epochs is not None and isinstance(data, tf.data.Dataset) else 1
         if epochs is None and not isinstance(data, tf.data.Dataset) and batch_size is not None:
             dataset = dataset.repeat()
-        elif epochs is not None:
+        elif epochs is not None and passes == 1:
             dataset = dataset.repeat(epochs)
         history = History()
         with (
             self._state(),
-            _interruptible() as interrupted,
-            Progress(self._expected(dataset, steps), logdir, self.devices, show=progress) as shown,
+            interruptible(preemption=checkpoint is not None) as interrupted,
+            Progress(self._expected(dataset, steps, passes), logdir, self.devices, show=progress) as shown,
+            self._keeper(checkpoint, epochs) as keeper,
         ):
-            self._run(dataset, steps, log_every, callbacks, history, interrupted, shown)
+            arranged = dataset if keeper is None else keeper.arranged(dataset)
+            stream = self._loop.stream(
+                arranged, self._names, self._mode(training=True), passes=passes, exact=exact
+            )
+            self._run(stream, steps, log_every, callbacks, history, interrupted, shown, keeper)
         history.interrupted = interrupted.is_set()
+        if keeper is not None:
+            history.stalled = keeper.stalled
+            if interrupted.is_set() and not interactive():
+                leave(self.step, keeper.directory)
+            if not interrupted.is_set():
+                self._fits.setdefault(keeper.directory, []).append(stream.begun)
         return history
+
+    def _keeper(
+        self, checkpoint: Checkpoint | None, epochs: int | None
+    ) -> AbstractContextManager[Keeper | None]:
+        if checkpoint is None:
+            return nullcontext()
+        finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
+        return Keeper(checkpoint, self._engine, self._how, finished, epochs)
 
     def _run(
         self,
-        dataset: tf.data.Dataset,
+        stream: Stream,
         steps: int | None,
         log_every: int,
         callbacks: Sequence[Callable[[Record], Any]],
         history: History,
-        interrupted: threading.Event,
+        interrupted: Interruption,
         shown: Progress,
+        keeper: Keeper | None,
     ) -> None:
-        begin, per_step, done, skipped_in_a_row = self.step, 0.0, 0, 0
-        stream = self._loop.stream(dataset, self._names, self._mode(training=True))
-        while not interrupted.is_set() and (steps is None or done < steps):
+        begin, per_step, done, skipped_in_a_row, stopped = self.step, 0.0, 0, 0, False
+        if keeper is not None:
+            keeper.start(stream, self.step)
+            if keeper.found is not None and stream.arguments() is not None:
+                begin, stopped = self._resumed(keeper.found, history), keeper.over
+                done = self.step - begin
+                shown.begin_at(self.step, done)
+        while not stopped and (steps is None or done < steps):
+            if interrupted.is_set() and (keeper is None or keeper.can_save(self.step)):
+                break
             # Up to the next log line, in calls short enough to be interrupted.
             to_log = log_every - done % log_every
             fitting = max(1, int(SECONDS_PER_CALL / per_step)) if per_step else 1
             wanted = min(to_log, fitting, (steps - done) if steps is not None else to_log)
+            if keeper is not None:
+                wanted = min(wanted, keeper.until_save(self.step))
             chunk = stream.take(wanted)
             if chunk is None:
                 break
@@ -214,14 +258,25 @@ class Trainer:
             shown.advance(record, chunk, logged=logged)
             if logged:
                 history.records.append(record)
-                if True in [callback(record) for callback in callbacks]:
-                    break
-        if not history.losses:
+                stopped = True in [callback(record) for callback in callbacks]
+            if keeper is not None:
+                moment = Moment(record.step, record.examples, record.skipped, record.loss, record.metrics)
+                keeper.after(moment, stream, stopped=stopped)
+        if keeper is not None:
+            keeper.finish(stream, stopped=stopped)
+        if not history.losses and history.resumed is None and not interrupted.is_set():
             raise InvalidArgument(
                 "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
             )
-        if not history.records or history.records[-1].step != self.step:
+        if history.losses and (not history.records or history.records[-1].step != self.step):
             history.records.append(record)
+
+    def _resumed(self, found: Manifest, history: History) -> int:
+        """Take over the counts of a saved step; the step at which its fit began."""
+        self.step, self.examples, self.skipped = found.step, found.examples, found.skipped
+        history.resumed = found.step
+        history.records.append(Record(found.loss, found.metrics, found.step, found.examples, found.skipped))
+        return found.begin
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
         """Mean loss and metrics over `data`; every example counts exactly once.
@@ -266,9 +321,9 @@ class Trainer:
             if self._engine.residence is not None:
                 self._engine.residence.leave()
 
-    def _expected(self, dataset: tf.data.Dataset, steps: int | None) -> int | None:
+    def _expected(self, dataset: tf.data.Dataset, steps: int | None, passes: int) -> int | None:
         """How many steps there will be, as far as one can tell."""
-        known = int(dataset.cardinality())
+        known = int(dataset.cardinality()) * passes
         return min((n for n in (steps, known if known >= 0 else None) if n is not None), default=None)
 
 
@@ -286,26 +341,6 @@ def _averaged(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[Non
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.assign(value)
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that a step is never cut in two; a second Ctrl-C raises."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def note(*_: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _problems(
@@ -329,7 +364,12 @@ def _problems(
         yield Problem("reduce", reduce, "must be auto", "Leave it out")
 
 
-def _fit_problems(steps: Any, epochs: Any, log_every: Any) -> Iterator[Problem]:
+def _fit_problems(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        rule, fix = "must be a cn.Checkpoint", "Try cn.Checkpoint('runs/first', every=1000)"
+        yield Problem("checkpoint", checkpoint, rule, fix)
+    elif checkpoint is not None and checkpoint.data == "exact" and is_generator(data):
+        yield generator_problem(data)
     for name, value, optional in (
         ("steps", steps, True),
         ("epochs", epochs, True),

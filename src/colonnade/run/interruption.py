@@ -1,0 +1,57 @@
+"""Signals during a fit: they end it between two steps, so that a step is never cut in two."""
+
+import contextlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from colonnade.errors import RESUMABLE
+
+
+class Interruption(threading.Event):
+    """Set by the first signal; `by` says which it was."""
+
+    by: int | None = None
+
+
+@contextlib.contextmanager
+def interruptible(*, preemption: bool) -> Iterator[Interruption]:
+    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM sets it too."""
+    event = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def note(number: int, _: Any) -> None:
+        if event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        event.by = number
+        event.set()
+
+    signals = (signal.SIGINT, signal.SIGTERM) if preemption else (signal.SIGINT,)
+    before = {number: signal.signal(number, note) for number in signals}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interactive() -> bool:
+    """Whether somebody sits at a prompt, whose session must not end with the fit."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def leave(step: int, directory: Path) -> NoReturn:
+    """End the program with the exit code that asks to be started again, and say how to go on."""
+    print(
+        f"colonnade: interrupted; step {step} is saved in {directory}. To go on, run the same again:\n"
+        f"  {shlex.join(sys.orig_argv)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    raise SystemExit(RESUMABLE)

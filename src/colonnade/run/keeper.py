@@ -1,0 +1,322 @@
+"""Saving a training so that it can be killed at any moment, and going on as if it had not been.
+
+A save has two halves. Between two steps the values are read, which TensorFlow does without copying them;
+then a thread writes them, in TensorFlow's own format, while the training goes on.
+"""
+
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from colonnade import __version__
+from colonnade.errors import DamagedCheckpoint, DiskFull, InvalidArgument, Problem, check
+from colonnade.run.archive import Archive
+from colonnade.run.bundles import read, write
+from colonnade.run.checkpoint import Checkpoint
+from colonnade.run.loop import Stream
+from colonnade.run.manifest import Manifest
+from colonnade.run.owner import owned
+from colonnade.run.position import SHUFFLE, shuffles
+from colonnade.run.restore import restore
+from colonnade.run.state import REPLICAS, Resumable
+
+# A save that comes between two rounds of a shuffled dataset is put off by so many steps at most.
+MOST_PUT_OFF = 8
+
+
+class Between(Exception):
+    """The place in the data is between two rounds, where it cannot be told exactly."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a trainer knows of itself after a step."""
+
+    step: int
+    examples: int
+    skipped: int
+    loss: float
+    metrics: dict[str, float]
+
+
+class Keeper:
+    """The checkpoints of one fit; a context manager that owns their directory meanwhile.
+
+    Args:
+        checkpoint: where and how often.
+        engine: what is saved.
+        mode: how it trains, for the manifest.
+        before: of each fit that the program finished with this directory, the passes through its data.
+        epochs: what the fit was told; the state of a dataset's iterator is bound to it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        engine: Resumable,
+        mode: Mapping[str, str],
+        before: Sequence[int],
+        epochs: int | None,
+    ) -> None:
+        self._checkpoint, self._engine, self._mode = checkpoint, engine, dict(mode)
+        self._before, self._fit, self._epochs = list(before), len(before) + 1, epochs
+        self._archive = Archive(Path(checkpoint.directory))
+        self._stack = ExitStack()
+        self._pending: Future[None] | None = None
+        self._begin = self._last = self._saving = self._put_off = 0
+        self._shuffles = 0
+        self._moment: Moment | None = None
+        self.found: Manifest | None = None  # what to go on from
+        self.stalled = 0.0  # seconds that steps waited for saves
+
+    @property
+    def directory(self) -> Path:
+        return self._archive.directory
+
+    @property
+    def over(self) -> bool:
+        """Whether the saved run had this fit behind it."""
+        return self.found is not None and (self.found.fit > self._fit or self.found.stopped)
+
+    def __enter__(self) -> "Keeper":
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(owned(self.directory))
+            self._writer = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
+            self._archive.sweep()
+            self.found = self._find()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            try:
+                self._wait()
+            except Exception as failed:
+                if error is None:
+                    raise
+                error.add_note(f"Nor could the last checkpoint be written: {failed}")
+
+    def _find(self) -> Manifest | None:
+        """The manifest of the newest whole step, if this fit has to do with it."""
+        if not self._checkpoint.resume and self._fit == 1 and not self._archive.empty():
+            rule = "holds the checkpoints of a run, and resume=False does not go on from them"
+            problem = Problem(
+                "directory", str(self.directory), rule, "Name another directory, or move it away"
+            )
+            raise InvalidArgument("Checkpoint()", [problem])
+        saved, damaged = self._archive.newest()
+        if saved is None and damaged:
+            flaws = {one.path.name: str(one.flaw) for one in damaged}
+            raise DamagedCheckpoint(str(self.directory), flaws)
+        for one in damaged:
+            assert saved is not None
+            warnings.warn(
+                f"{one.path} is damaged: {one.flaw}. The run goes on from step {saved.step}.", stacklevel=2
+            )
+            self._archive.set_aside(one)
+        if saved is None or saved.manifest is None or saved.manifest.fit < self._fit:
+            return None
+        self._saved = saved.path
+        return saved.manifest
+
+    def arranged(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The data of this fit, without what is to be skipped."""
+        if self.found is None or self.over or self._checkpoint.data != "skip":
+            return dataset
+        return dataset.skip(self.found.step - self.found.begin)
+
+    def start(self, stream: Stream, step: int) -> None:
+        """Before the first step: bring data and engine to the saved step, if there is one."""
+        self._begin, self._last = step, step
+        if self.found is not None:
+            self._begin, self._last = self.found.begin, self.found.step
+            if self.found.fit == self._fit:
+                check("fit()", self._data_problems(self.found.data, stream.spec))
+                stream.seek(read(self._saved, "data"), self.found.data["passes"])
+                self._warn_of_order(self.found)
+            else:
+                stream.pass_over(self.found.data["before"][self._fit - 1])
+        if stream.exact and self._epochs is None:
+            # Where every epoch has an iterator of its own, nothing is lost between two of them.
+            self._shuffles = shuffles(stream.position()["start"])
+        batch = stream.arguments()
+        if batch is None:
+            return  # no data at all, of which the trainer speaks
+        self._engine.prepare(batch)
+        for lost in self._engine.state().lost:
+            warnings.warn(f"A run that goes on from a checkpoint will not be the same: {lost}.", stacklevel=2)
+        if self.found is not None:
+            restore(self._engine, self._saved, self.found.devices)
+
+    def _warn_of_order(self, found: Manifest) -> None:
+        if found.data["between"] and self._checkpoint.data == "exact":
+            warnings.warn(
+                f"Step {found.step} was saved between two rounds of a shuffled dataset. Every example still "
+                "counts once per round; the order of later rounds is not that of an unbroken run. "
+                "It would be with fit(..., epochs=) in place of dataset.repeat().",
+                stacklevel=2,
+            )
+
+    def _data_problems(self, saved: Mapping[str, Any], spec: str) -> Iterator[Problem]:
+        step = self.found.step if self.found else 0
+        if saved["spec"] != spec:
+            rule = f"has another structure than at step {step}, when it was {saved['spec']}"
+            yield Problem("data", spec, rule, "Pass the same data, or use another directory")
+        if self._checkpoint.data != "exact":
+            return
+        if saved["kind"] != "exact":
+            rule = f"step {step} was saved with data={saved['kind']!r}, without the place in the data"
+            yield Problem("data", "exact", rule, f"Go on with data={saved['kind']!r}")
+        if saved["epochs"] != self._epochs:
+            rule = (
+                f"the run was begun with epochs={saved['epochs']}, and its place in the data is bound to that"
+            )
+            yield Problem("epochs", self._epochs, rule, "Finish it so; for more, call fit once more after it")
+
+    def until_save(self, step: int) -> int:
+        """How many steps from here to the next save."""
+        due = (step // self._checkpoint.every + 1) * self._checkpoint.every
+        if self._put_off:
+            due = step + 1
+        return self._engine.next_join(due) - step
+
+    def can_save(self, step: int) -> bool:
+        return self._engine.next_join(step) == step
+
+    def after(self, moment: Moment, stream: Stream, *, stopped: bool) -> None:
+        """After some steps: save if it is time; raises what a save before this one came to."""
+        self._moment = moment
+        if self._pending is not None and self._pending.done():
+            self._wait()
+        due = moment.step // self._checkpoint.every > self._last // self._checkpoint.every
+        if due and self.can_save(moment.step):
+            self._save(moment, stream, stopped=stopped)
+
+    def finish(self, stream: Stream, *, stopped: bool) -> None:
+        """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
+        for put_off in (0, MOST_PUT_OFF):
+            if self._moment is not None and self._moment.step > self._last:
+                self._put_off = max(self._put_off, put_off)
+                self._save(self._moment, stream, stopped=stopped)
+                self._wait()
+        self._wait()
+
+    def _save(self, moment: Moment, stream: Stream, *, stopped: bool) -> None:
+        start = time.perf_counter()
+        self._wait()
+        state = self._engine.state()
+        values = state.snapshot()
+        position = stream.position()
+        self._saving, self._last = self._last, moment.step
+        data = {
+            "kind": self._checkpoint.data,
+            "epochs": self._epochs,
+            "batches": moment.step - self._begin,
+            "spec": stream.spec,
+            "passes": stream.begun,
+            "before": self._before,
+        }
+        self._pending = self._writer.submit(
+            self._write, moment, values, position, data, state.random, stopped
+        )
+        self.stalled += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        """Until the save under way is on disk; raises what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+            self._put_off = 0
+        except Between:
+            self._last = self._saving
+            self._put_off += 1
+
+    def _write(
+        self,
+        moment: Moment,
+        values: Mapping[str, Any],
+        position: Mapping[str, Any],
+        data: Mapping[str, Any],
+        random: frozenset[str],
+        stopped: bool,
+    ) -> None:
+        manifest = Manifest(
+            step=moment.step,
+            examples=moment.examples,
+            skipped=moment.skipped,
+            fit=self._fit,
+            begin=self._begin,
+            stopped=stopped,
+            loss=moment.loss,
+            metrics=moment.metrics,
+            schedule=_schedule(values),
+            generators=_generators(values, random, len(self._engine.devices)),
+            data={**data, "between": self._put_off >= MOST_PUT_OFF},
+            devices=len(self._engine.devices),
+            mode=self._mode,
+            versions=_versions(),
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+        def files(folder: Path) -> None:
+            try:
+                write(folder, "values", values)
+                write(folder, "data", position)
+            except tf.errors.ResourceExhaustedError:
+                raise DiskFull(str(self.directory), moment.step) from None
+            if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < 2 * self._shuffles:
+                raise Between
+
+        self._archive.commit(manifest, files)
+        self._archive.prune(self._checkpoint.keep)
+
+
+def _count(folder: Path, word: bytes) -> int:
+    """How often a word is in the file of the place in the data."""
+    return sum(path.read_bytes().count(word) for path in folder.glob("data.data-*"))
+
+
+def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the optimizer is: its own count of steps, and its learning rate where that is a variable."""
+    words = ("iteration", "learning_rate")
+    return {
+        name: value.numpy().item()
+        for name, value in values.items()
+        if name.startswith("optimizer/") and name.rpartition("/")[2] in words
+    }
+
+
+def _generators(
+    values: Mapping[str, Any], random: frozenset[str], num_replicas: int
+) -> dict[str, list[list[int]]]:
+    return {
+        name: [values[f"{REPLICAS}{i}/{name}"].numpy().ravel().tolist() for i in range(num_replicas)]
+        for name in sorted(random)
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "colonnade": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

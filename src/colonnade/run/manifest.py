@@ -1,0 +1,135 @@
+"""What a saved step says of itself, and whether every byte of it is still the byte that was written.
+
+A saved step is a directory: TensorFlow's checkpoint files, `manifest.json` with the size and SHA-256 of
+each of them, and `manifest.json.sha256`, which guards the manifest itself in the way of `sha256sum -c`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+SEAL = "manifest.json.sha256"
+FORMAT = 1
+LARGEST = 2**28  # bytes of a manifest that are read
+# A file of a saved step is named by letters, digits, dots and dashes: no name leads out of its directory.
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Flaw(Exception):
+    """What is wrong with a saved step; never leaves the package as such."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was written."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a saved step without reading its tensors.
+
+    `fit` numbers the calls of `fit` with this directory in the program, and `begin` is the step at which
+    this one began, so that the same program finds its place again.
+    """
+
+    step: int
+    examples: int
+    skipped: int
+    fit: int
+    begin: int
+    stopped: bool  # a callback ended the fit
+    loss: float
+    metrics: dict[str, float]
+    schedule: dict[str, Any]  # the optimizer's iterations, and its learning rate where that is a variable
+    generators: dict[str, list[list[int]]]  # states of random generators (seed and counter), by replica
+    data: dict[str, Any]
+    devices: int
+    mode: dict[str, str]
+    versions: dict[str, str]
+    written: str
+    files: dict[str, File] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Manifest":
+        """Read a manifest back; raises `Flaw` if it is none that this version can read."""
+        try:
+            plain = json.loads(text)
+            if plain["format"] != FORMAT:
+                raise Flaw(f"{MANIFEST} has format {plain['format']!r}, and this version reads {FORMAT}")
+            known = {entry.name for entry in fields(cls)}
+            files = {str(name): File(**facts) for name, facts in plain.pop("files").items()}
+            manifest = cls(**{k: v for k, v in plain.items() if k in known}, files=files)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Flaw(f"{MANIFEST} is not a manifest ({type(error).__name__}: {error})") from None
+        counts = (manifest.step, manifest.examples, manifest.skipped, manifest.fit, manifest.begin)
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise Flaw(f"{MANIFEST} has a count that is not a whole number")
+        return manifest
+
+
+def seal(manifest: bytes) -> bytes:
+    """What belongs into the file that guards a manifest."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def examine(folder: Path, *, thorough: bool) -> Manifest:
+    """The manifest of a saved step, or `Flaw`; thorough reads every byte of every file."""
+    if folder.is_symlink():
+        raise Flaw("it is a link, and links are not followed")
+    text = _read(folder / MANIFEST)
+    if _read(folder / SEAL) != seal(text):
+        raise Flaw(f"{MANIFEST} does not have the checksum in {SEAL}")
+    manifest = Manifest.from_json(text)
+    for name, file in manifest.files.items():
+        _check(folder, name, file, thorough=thorough)
+    return manifest
+
+
+def _check(folder: Path, name: str, file: File, *, thorough: bool) -> None:
+    if not PLAIN.fullmatch(name):
+        raise Flaw(f"{MANIFEST} names {name!r}, which is not a plain file name")
+    descriptor = _open(folder / name)
+    with open(descriptor, "rb") as opened:
+        size = os.fstat(descriptor).st_size
+        if size != file.size:
+            raise Flaw(f"{name} has {size} bytes instead of {file.size}")
+        if thorough and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+            raise Flaw(f"{name} does not have its checksum")
+
+
+def _read(path: Path) -> bytes:
+    with open(_open(path), "rb") as opened:
+        return opened.read(LARGEST)
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, READ)
+    except FileNotFoundError:
+        raise Flaw(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Flaw(f"{path.name} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Flaw(f"{path.name} is not a file")
+    return descriptor
+
+
+def digest(path: Path) -> File:
+    """The size and checksum of a file."""
+    with path.open("rb") as opened:
+        return File(os.fstat(opened.fileno()).st_size, hashlib.file_digest(opened, "sha256").hexdigest())

@@ -1,0 +1,240 @@
+"""A training that is killed again and again, and a program that kills it.
+
+Run as a program: `killed.py DIRECTORY ACTION ARGUMENTS...` prints what happened as JSON. TensorFlow is
+imported once and not started; every training is a fork of that process: two seconds in place of five.
+
+    random KILLS SEED MODE    kill -9 at random moments, every other one inside a save, until KILLS were
+                              made; each time the same training goes on; its end is compared with one that
+                              nothing happened to
+    points MODE               a kill at every write, sync, rename and removal of a save
+    signals                   SIGTERM and Ctrl-C
+    launches COUNT            a second training in the directory of a first
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import colonnade as cn
+from colonnade.run import archive, bundles, keeper
+
+STEPS, EVERY = 60, 5
+X = np.random.default_rng(0).normal(size=(103, 4)).astype("float32")
+Y = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
+
+
+def train(folder: Path | None, mode: str, pause: float = 0.0, steps: int = STEPS) -> str:
+    """The checksum of everything that a training ends with: parameters, optimizer, averages, generators."""
+    cn.setup(virtual=3)
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1)]
+    )
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50).batch(10)
+    trainer = cn.Trainer(
+        lambda x, y: tf.squeeze((model(x, training=True) - y) ** 2, axis=1),
+        keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9), use_ema=True),
+        variables=mode,
+    )
+    trainer.fit(
+        data,
+        steps=steps,
+        epochs=STEPS,
+        log_every=1,
+        callbacks=[lambda record: time.sleep(pause)],
+        checkpoint=cn.Checkpoint(folder, every=EVERY) if folder else None,
+        progress=False,
+    )
+    assert trainer.step == steps
+    found = hashlib.sha256()
+    for name, variable in sorted(trainer._engine.state().variables().items()):
+        found.update(name.encode() + np.asarray(variable).tobytes())
+    return found.hexdigest()
+
+
+def fork(folder: Path, body: Callable[[], Any]) -> int:
+    """Run something in a process of its own, which writes its result, or its errors, into files."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        errors = os.open(folder / f"{os.getpid()}.err", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 2)
+        (folder / f"{os.getpid()}.out").write_text(str(body()))
+        code = 0
+    except SystemExit as left:
+        code = left.code
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def points_in_a_save(reached: Callable[[str], None]) -> None:
+    """Call `reached` before and after everything that a save does to the disk."""
+
+    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            reached(f"before {name}")
+            result = function(*args, **options)
+            reached(f"after {name}")
+            return result
+
+        return call
+
+    keeper.write = wrapped("writing tensors", bundles.write)
+    archive.sync = wrapped("sync", archive.sync)
+    archive._write = wrapped("writing a manifest", archive._write)
+    archive._remove = wrapped("removing", archive._remove)
+    archive.os = type("os", (), {**vars(os), "rename": staticmethod(wrapped("rename", os.rename))})
+    Path.mkdir = wrapped("mkdir", Path.mkdir)
+
+
+class Killer:
+    """Kills its own process at one point inside a save, and tells which it was."""
+
+    def __init__(self, note: Path, after: int) -> None:
+        self.note, self.left = note, after
+
+    def __call__(self, point: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.note.write_text(point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def random_kills(folder: Path, kills: str, seed: str, mode: str) -> dict[str, Any]:
+    chance = random.Random(int(seed))
+    notes = folder / "notes"
+    notes.mkdir()
+    pid = fork(notes, lambda: train(None, mode))
+    assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
+    unbroken = (notes / f"{pid}.out").read_text()
+    total = {"kills": 0, "inside a save": 0, "trainings": 0, "equal": 0}
+    points: dict[str, int] = {}
+    while total["kills"] < int(kills) or total["trainings"] == 0:
+        run = folder / f"run-{total['trainings']}"
+        while True:
+            inside, note = chance.random() < 0.5, notes / f"{total['kills']}.point"
+            after, delay = chance.randint(0, 150), chance.uniform(0.3, 4.0)
+            enough = total["kills"] >= int(kills)
+
+            def body(inside=inside, note=note, after=after, run=run, enough=enough) -> str:
+                if inside and not enough:
+                    points_in_a_save(Killer(note, after))
+                return train(run, mode, pause=0.0 if enough else 0.03)
+
+            pid = fork(notes, body)
+            if not inside and not enough:
+                time.sleep(delay)
+                os.kill(pid, signal.SIGKILL)
+            code = ended(pid)
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL, (notes / f"{pid}.err").read_text()
+            total["kills"] += 1
+            if note.exists():
+                total["inside a save"] += 1
+                points[note.read_text()] = points.get(note.read_text(), 0) + 1
+        total["trainings"] += 1
+        total["equal"] += (notes / f"{pid}.out").read_text() == unbroken
+    return {**total, "points": points}
+
+
+def every_point(folder: Path, mode: str) -> dict[str, Any]:
+    """A kill at each point of the first saves, one after the other, and the end of the training after it."""
+    notes = folder / "notes"
+    notes.mkdir()
+    pid = fork(notes, lambda: train(None, mode))
+    assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
+    unbroken = (notes / f"{pid}.out").read_text()
+    found, after = [], 0
+    while True:
+        run, note = folder / f"run-{after}", notes / f"{after}.point"
+
+        def killed(note=note, after=after, run=run) -> str:
+            points_in_a_save(Killer(note, after))
+            return train(run, mode)
+
+        pid = fork(notes, killed)
+        code = ended(pid)
+        # Behind the fifth save come only more of the same: by then old ones are removed as well.
+        if code == 0 or len(found) > 150:
+            break
+        pid = fork(notes, lambda run=run: train(run, mode))
+        assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
+        assert (notes / f"{pid}.out").read_text() == unbroken, note.read_text()
+        found.append(note.read_text())
+        after += 1
+    return {"points": len(found), "kinds": {kind: found.count(kind) for kind in sorted(set(found))}}
+
+
+def signals(folder: Path) -> dict[str, Any]:
+    """What a training does when it is told to end; then it goes on and is compared."""
+    notes = folder / "notes"
+    notes.mkdir()
+    pid = fork(notes, lambda: train(None, "shared"))
+    assert ended(pid) == 0
+    unbroken = (notes / f"{pid}.out").read_text()
+    told = {}
+    for name in ("SIGTERM", "SIGINT"):
+        run = folder / name
+        pid = fork(notes, lambda run=run: train(run, "shared", pause=0.05))
+        while not list(run.glob("step-*")):
+            time.sleep(0.02)
+        start = time.monotonic()
+        os.kill(pid, getattr(signal, name))
+        code = ended(pid)
+        seconds = time.monotonic() - start
+        saved = max(int(path.name.removeprefix("step-")) for path in run.glob("step-*"))
+        says = (notes / f"{pid}.err").read_text()
+        pid = fork(notes, lambda run=run: train(run, "shared"))
+        equal = ended(pid) == 0 and (notes / f"{pid}.out").read_text() == unbroken
+        told[name] = {"code": code, "seconds": seconds, "saved": saved, "says": says, "equal": equal}
+    return told
+
+
+def launches(folder: Path, count: str) -> dict[str, int]:
+    """While a training runs, others are refused its directory; once it is killed, another goes on."""
+    notes, run = folder / "notes", folder / "run"
+    notes.mkdir()
+    first = fork(notes, lambda: train(run, "shared", pause=1.0))
+    while not (run / ".owner").exists():
+        time.sleep(0.02)
+    refused = 0
+    for _ in range(int(count)):
+        second = fork(notes, lambda: train(run, "shared"))
+        assert ended(second) == 1
+        says = (notes / f"{second}.err").read_text()
+        assert f"CheckpointInUse: process {first} on {socket.gethostname()} saves into" in says, says
+        refused += 1
+    os.kill(first, signal.SIGKILL)
+    ended(first)
+    third = fork(notes, lambda: train(run, "shared"))
+    assert ended(third) == 0, (notes / f"{third}.err").read_text()
+    return {"refused": refused, "went on": 1}
+
+
+if __name__ == "__main__":
+    directory, action, *arguments = sys.argv[1:]
+    actions = {"random": random_kills, "points": every_point, "signals": signals, "launches": launches}
+    print(json.dumps(actions[action](Path(directory), *arguments)))

@@ -1,0 +1,471 @@
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fresh import ROOT, fresh, run
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(103, 4)).astype("float32")
+Y = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
+COMMAND = str(Path(sys.executable).with_name("colonnade"))
+
+
+def batches(size=10):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=5).batch(size)
+
+
+def linear(devices=2, variables="auto", shape=(4, 1), dtype="float32", name="w", **options):
+    w = tf.Variable(tf.zeros(shape, dtype), name=name)
+
+    def loss(x, y):
+        return tf.cast(tf.squeeze((tf.cast(x, w.dtype)[:, : shape[0]] @ w) ** 2, 1), "float32") - y[:, 0]
+
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9, name="sgd")
+    return w, cn.Trainer(loss, optimizer, devices=devices, variables=variables, **options)
+
+
+def saved(folder, **options):
+    return cn.Checkpoint(folder, **{"every": 4, "keep": None, **options})
+
+
+def steps_in(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in Path(folder).glob("step-*"))
+
+
+def everything(trainer):
+    return {name: np.asarray(v) for name, v in trainer._engine.state().variables().items()}
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not np.array_equal(one[name], other[name])] == []
+
+
+def noisy(variables, steps, folder=None):
+    """Everything that a training may have to remember: averages, two kinds of generators, slots, a schedule."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1)]
+    )
+    generator = tf.random.Generator.from_seed(7)
+
+    def loss(x, y):
+        return tf.squeeze((model(x, training=True) + generator.normal(tf.shape(y)) / 10 - y) ** 2, axis=1)
+
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9)
+    optimizer = keras.optimizers.Adam(schedule, use_ema=True)
+    trainer = cn.Trainer(loss, optimizer, devices=3, variables=variables)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50).batch(10)
+    checkpoint = saved(folder, every=7) if folder else None
+    history = trainer.fit(data, steps=steps, epochs=4, checkpoint=checkpoint, progress=False)
+    return history, everything(trainer)
+
+
+@pytest.mark.parametrize("variables", ["shared", "mirrored", "partitioned"])
+def test_a4_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
+    whole, wanted = noisy(variables, 30)
+    noisy(variables, 10, tmp_path)  # 10 is between two rounds of the shuffle, for the next batch is the last
+    resumed, found = noisy(variables, 30, tmp_path)
+    assert resumed.resumed == 10
+    assert resumed.losses == whole.losses[10:]
+    assert_same(found, wanted)
+    assert any(name.startswith("replicas/2/") for name in found)
+    assert steps_in(tmp_path) == [7, 10, 14, 21, 28, 30]
+
+
+def test_on_another_number_of_devices_the_stored_values_are_the_same_and_training_goes_on(tmp_path):
+    _, four = linear(4)
+    four.fit(batches(), steps=6, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    _, unbroken = linear(1)
+    unbroken.fit(batches(), steps=12, epochs=2, progress=False)
+    values = tf.train.load_checkpoint(str(tmp_path / "step-000000000006" / "values"))
+    for devices, variables in ((1, "partitioned"), (3, "mirrored"), (8, "shared")):
+        copy = tmp_path.parent / f"{tmp_path.name}-{devices}"
+        shutil.copytree(tmp_path, copy)
+        w, other = linear(devices, variables)
+        other.fit(batches(), steps=6, epochs=2, checkpoint=saved(copy), progress=False)
+        assert (other.step, other.examples) == (6, 60)
+        for name, value in everything(other).items():
+            assert np.array_equal(value, values.get_tensor(name)), (devices, name)
+        _, on = linear(devices, variables)
+        on.fit(batches(), steps=12, epochs=2, checkpoint=saved(copy), progress=False)
+        # Sums of float32 in another order, over 12 steps.
+        np.testing.assert_allclose(on.parameters[0], unbroken.parameters[0], rtol=1e-5, atol=1e-6)
+        assert w.shape == (4, 1)
+
+
+def test_random_streams_on_another_number_of_devices_stay_apart(tmp_path):
+    def make(devices):
+        w, generator = tf.Variable(tf.zeros(1), name="w"), tf.random.Generator.from_seed(7)
+        return cn.Trainer(
+            lambda x: w * x[:, 0] + generator.normal(tf.shape(x)[:1]),
+            keras.optimizers.SGD(0.1, name="sgd"),
+            devices=devices,
+        )
+
+    data = tf.data.Dataset.from_tensor_slices(X).batch(12)
+    make(2).fit(data, steps=3, checkpoint=saved(tmp_path), progress=False)
+    trainer = make(3)
+    trainer.fit(data, steps=3, checkpoint=saved(tmp_path), progress=False)
+    own = [value.tolist() for name, value in everything(trainer).items() if name.startswith("replicas/")]
+    manifest = json.loads((tmp_path / "step-000000000003" / "manifest.json").read_text())
+    assert own[:2] == manifest["generators"]["StateVar"]
+    assert len({tuple(state) for state in own}) == 3
+
+
+@pytest.mark.parametrize("stop", [3, 7, 10, 11, 17, 22])
+def test_every_example_counts_once_per_epoch(tmp_path, stop):
+    """Without any seed, wherever the run was cut: the batch that was fetched ahead is not lost."""
+
+    def fit(steps):
+        seen, w = (
+            tf.Variable(tf.zeros(103, "int32"), trainable=False, name="seen"),
+            tf.Variable(0.0, name="w"),
+        )
+
+        def loss(ids):
+            seen.assign(tf.tensor_scatter_nd_add(seen, ids[:, None], tf.ones_like(ids)))
+            return w * tf.cast(ids, "float32")
+
+        data = tf.data.Dataset.from_tensor_slices(np.arange(103, dtype="int32")).shuffle(50).batch(10)
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0, name="sgd"), devices=1)
+        trainer.fit(data, steps=steps, epochs=3, checkpoint=saved(tmp_path, every=50), progress=False)
+        return seen.numpy()
+
+    assert fit(stop).sum() == min(stop, 11) * 10 - 7 * (stop >= 11) + max(stop - 11, 0) * 10 - 7 * (
+        stop >= 22
+    )
+    assert fit(None).tolist() == [3] * 103
+
+
+def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path):
+    """A save between two rounds, which TensorFlow does not tell exactly, is put off."""
+
+    def fit(folder, steps):
+        w, trainer = linear()
+        data = batches().repeat()
+        checkpoint = saved(folder, every=1) if folder else None
+        trainer.fit(data, steps=steps, checkpoint=checkpoint, log_every=1, progress=False)
+        return w.numpy()
+
+    wanted = fit(None, 36)
+    fit(tmp_path, 23)
+    for step in steps_in(tmp_path):
+        data = json.loads((tmp_path / f"step-{step:012d}" / "manifest.json").read_text())["data"]
+        copy = tmp_path.parent / f"{tmp_path.name}-{step}"
+        copy.mkdir()
+        shutil.copytree(tmp_path / f"step-{step:012d}", copy / f"step-{step:012d}")
+        if data["between"]:  # the last save of a fit cannot be put off
+            assert step == 23
+            with pytest.warns(UserWarning, match="between two rounds of a shuffled dataset"):
+                fit(copy, 36)
+        elif step in (5, 8, 9, 10, 11, 12, 19, 20, 21, 22):
+            assert np.array_equal(fit(copy, 36), wanted), step
+
+
+def test_arrays_go_on(tmp_path):
+    whole, trainer = linear()
+    trainer.fit((X, Y), batch_size=16, steps=20, progress=False)
+    for steps in (9, 20):
+        w, again = linear()
+        again.fit((X, Y), batch_size=16, steps=steps, checkpoint=saved(tmp_path), progress=False)
+    assert np.array_equal(w, whole)
+    assert again.examples == trainer.examples
+
+
+def test_a_generator_needs_a_choice(tmp_path):
+    def generator():
+        for i in range(0, 100, 10):
+            yield X[i : i + 10], Y[i : i + 10]
+
+    _, trainer = linear()
+    with pytest.raises(cn.InvalidArgument, match=r'the place in it cannot be saved.*"skip".*"restart"'):
+        trainer.fit(generator(), checkpoint=saved(tmp_path))
+    assert steps_in(tmp_path) == []
+    wanted, whole = linear()
+    whole.fit(generator(), progress=False)
+    for steps in (6, None):
+        w, again = linear()
+        again.fit(generator(), steps=steps, checkpoint=saved(tmp_path, data="skip"), progress=False)
+    assert np.array_equal(w, wanted)
+    _, finished = linear()
+    history = finished.fit(generator(), checkpoint=saved(tmp_path, data="skip"), progress=False)
+    assert (history.resumed, history.losses, finished.step) == (10, [], 10)
+    _, restarted = linear()
+    restarted.fit(generator(), steps=13, checkpoint=saved(tmp_path, data="restart"), progress=False)
+    assert restarted.step == 13
+    _, exact = linear()
+    with pytest.raises(cn.InvalidArgument, match="was saved with data='restart'"):
+        exact.fit(batches(), steps=13, checkpoint=saved(tmp_path), progress=False)
+
+
+def test_a_dataset_with_a_hidden_state_needs_a_choice(tmp_path):
+    _, trainer = linear()
+    data = batches().map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
+    with pytest.raises(cn.InvalidArgument, match=r'is stateful.*"skip".*"restart"'):
+        trainer.fit(data, checkpoint=saved(tmp_path), progress=False)
+    assert (trainer.step, steps_in(tmp_path)) == (0, [])
+
+
+def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
+    _, trainer = linear()
+    trainer.fit(batches(), steps=1, checkpoint=saved(tmp_path), progress=False)
+    for options, says in (
+        ({"shape": (3, 1)}, [r"parameters/w='float32 \[3, 1\]': is float32 \[4, 1\] in the checkpoint"]),
+        ({"dtype": "float64"}, [r"parameters/w='float64 \[4, 1\]': is float32 \[4, 1\] in the checkpoint"]),
+        (
+            {"name": "v"},
+            [
+                r"parameters/v='float32 \[4, 1\]': is not in the checkpoint",
+                r"parameters/w='float32 \[4, 1\]': is in the checkpoint, and the training has no such",
+                r"optimizer/sgd/v_momentum='float32 \[4, 1\]': is not in the checkpoint",
+            ],
+        ),
+    ):
+        w, other = linear(**options)
+        with pytest.raises(cn.InvalidArgument) as error:
+            other.fit(batches(), steps=2, checkpoint=saved(tmp_path), progress=False)
+        for text in says:
+            assert re.search(text, str(error.value)), str(error.value)
+        assert not w.numpy().any()
+
+
+def test_a_damaged_step_is_named_and_the_one_before_is_used(tmp_path):
+    wanted, whole = linear()
+    whole.fit(batches(), steps=12, epochs=2, progress=False)
+    _, trainer = linear()
+    trainer.fit(batches(), steps=8, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    values = tmp_path / "step-000000000008" / "values.data-00000-of-00001"
+    flipped = bytearray(values.read_bytes())
+    flipped[3] ^= 4
+    values.write_bytes(flipped)
+    w, again = linear()
+    with pytest.warns(UserWarning, match=r"step-000000000008 is damaged: values\.data.*goes on from step 4"):
+        history = again.fit(batches(), steps=12, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    assert history.resumed == 4
+    assert np.array_equal(w, wanted)
+    done = run([COMMAND, "checkpoints", str(tmp_path), "--verify"])
+    assert done.returncode == 1
+    assert re.findall(r"(\d+) │.*(whole|damaged: values\.data)", done.stdout) == [
+        ("4", "whole"),
+        ("8", "whole"),
+        ("8", "damaged: values.data"),
+        ("12", "whole"),
+    ]
+    for path in tmp_path.glob("step-*[0-9]"):
+        (path / "manifest.json").write_text("{}")
+    _, lost = linear()
+    with pytest.raises(
+        cn.DamagedCheckpoint, match=r"step-000000000004: manifest\.json does not have"
+    ) as error:
+        lost.fit(batches(), steps=12, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    assert len(error.value.flaws) == 3
+
+
+def test_the_command_lists_what_is_saved(tmp_path):
+    _, trainer = linear()
+    trainer.fit(batches(), steps=6, epochs=2, checkpoint=saved(tmp_path, keep=1), progress=False)
+    done = run([COMMAND, "checkpoints", str(tmp_path), "--json"])
+    assert done.returncode == 0, done.stderr
+    (facts,) = json.loads(done.stdout)
+    assert (facts["step"], facts["examples"], facts["devices"], facts["whole"]) == (6, 60, 2, True)
+    (tmp_path / "step-000000000006" / "values.index").write_bytes(b"")
+    done = run([COMMAND, "checkpoints", str(tmp_path)])
+    assert done.returncode == 1
+    assert "damaged: values.index has 0 bytes instead of" in done.stdout
+    assert "--verify reads every byte" in done.stdout
+    missing = run([COMMAND, "checkpoints", str(tmp_path / "nowhere")])
+    assert missing.returncode == 2
+    assert "is not a directory" in missing.stderr
+
+
+def test_resume_false_refuses_what_is_there(tmp_path):
+    fresh_start = saved(tmp_path, resume=False)
+    _, trainer = linear()
+    for _ in range(2):  # a second fit of the same program goes on
+        trainer.fit(batches(), steps=3, checkpoint=fresh_start, progress=False)
+    assert trainer.step == 6
+    _, other = linear()
+    with pytest.raises(cn.InvalidArgument, match="holds the checkpoints of a run"):
+        other.fit(batches(), steps=3, checkpoint=fresh_start, progress=False)
+    assert steps_in(tmp_path) == [3, 4, 6]
+
+
+def test_a_program_with_several_fits_finds_its_place(tmp_path):
+    def program(folder, fits, last=None):
+        w, trainer = linear()
+        data = batches()
+        histories = []
+        for number in range(fits):
+            steps = last if number == fits - 1 else None
+            checkpoint = saved(folder, every=5) if folder else None
+            histories.append(trainer.fit(data, epochs=1, steps=steps, checkpoint=checkpoint, progress=False))
+        return w.numpy(), histories
+
+    wanted, _ = program(None, 3)
+    program(tmp_path, 2, last=4)  # ends in its second fit
+    found, histories = program(tmp_path, 3)
+    assert [(h.resumed, len(h.losses)) for h in histories] == [(15, 0), (15, 7), (None, 11)]
+    assert np.array_equal(found, wanted)
+
+
+def test_what_ended_a_fit_is_remembered(tmp_path):
+    def stop(record):
+        return record.step == 4
+
+    for expected in (None, 4):
+        _, trainer = linear()
+        history = trainer.fit(
+            batches(), epochs=2, log_every=1, callbacks=[stop], checkpoint=saved(tmp_path), progress=False
+        )
+        assert (trainer.step, history.resumed) == (4, expected)
+    assert history.records[-1].loss != 0.0
+    _, other = linear()
+    with pytest.raises(cn.InvalidArgument, match=r"epochs=3: the run was begun with epochs=2"):
+        other.fit(batches(), epochs=3, checkpoint=saved(tmp_path), progress=False)
+    with pytest.raises(cn.InvalidArgument, match="has another structure than at step 4"):
+        other.fit(batches().map(lambda x, y: (x, y, y)), epochs=2, checkpoint=saved(tmp_path), progress=False)
+
+
+def test_seeded_legacy_random_numbers_are_said_to_be_lost(tmp_path):
+    tf.random.set_seed(1)
+    w = tf.Variable(tf.zeros([4, 1]), name="w")
+    trainer = cn.Trainer(
+        lambda x, y: tf.squeeze(tf.nn.dropout(x @ w, 0.5) - y, axis=1),
+        keras.optimizers.SGD(0.01, name="sgd"),
+        devices=2,
+    )
+    with pytest.warns(UserWarning, match=r"will not be the same.*tf\.random ops"):
+        trainer.fit(batches(), steps=2, checkpoint=saved(tmp_path), progress=False)
+
+
+def test_settings_are_checked_all_at_once(tmp_path):
+    with pytest.raises(cn.InvalidArgument) as error:
+        cn.Checkpoint("", every=0, keep=0, resume="yes", data="again")
+    assert {problem.argument for problem in error.value.problems} == {
+        "directory",
+        "every",
+        "keep",
+        "resume",
+        "data",
+    }
+    _, trainer = linear()
+    with pytest.raises(cn.InvalidArgument, match=r"must be a cn\.Checkpoint"):
+        trainer.fit(batches(), checkpoint=str(tmp_path))
+
+
+def test_the_directory_of_another_run_is_refused(tmp_path):
+    _, trainer = linear()
+
+    def second(record):
+        _, other = linear()
+        with pytest.raises(cn.CheckpointInUse, match=f"process {os.getpid()} on"):
+            other.fit(batches(), checkpoint=saved(tmp_path), progress=False)
+
+    trainer.fit(batches(), steps=2, callbacks=[second], checkpoint=saved(tmp_path), progress=False)
+
+
+FULL = """
+import os, keras
+from pathlib import Path
+folder = Path({folder!r})
+w = tf.Variable(tf.random.normal([300, 300]), name="w")
+trainer = cn.Trainer(lambda x: tf.reduce_sum((x @ w) ** 2, 1), keras.optimizers.SGD(1e-6), devices=2)
+data = tf.data.Dataset.from_tensor_slices(tf.ones([200, 300])).batch(4)
+checkpoint = cn.Checkpoint(folder, every=5, keep=None)
+try:
+    trainer.fit(data, checkpoint=checkpoint, progress=False, log_every=1)
+except cn.DiskFull as error:
+    print(error)
+before = trainer.step
+steps = [int(path.name[5:]) for path in sorted(folder.glob("step-*"))]
+print(before > steps[-1], steps, os.listdir(folder))
+trainer.train_on_batch(tf.ones([4, 300]))
+print(trainer.step == before + 1)
+import shutil
+shutil.rmtree(folder / f"step-{{steps[0]:012d}}")
+history = trainer.fit(data, steps=steps[-1] + 5, checkpoint=checkpoint, progress=False)
+print(history.resumed == steps[-1], trainer.step == steps[-1] + 5)
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """On a file system of 2 MiB, which lives and dies with the process."""
+    enter = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
+    if shutil.which("unshare") is None or run([*enter, "sh", "-c", mount]).returncode:
+        pytest.skip("a file system of one's own cannot be mounted here: unshare and mount are not allowed")
+    program = tmp_path.parent / f"{tmp_path.name}.py"
+    program.write_text(
+        f"import colonnade as cn\nimport tensorflow as tf\ncn.setup(virtual=2)\n{FULL.format(folder=str(tmp_path))}"
+    )
+    done = run([*enter, "sh", "-c", f"{mount} && exec {sys.executable} {program}"])
+    assert done.returncode == 0, done.stderr
+    said, older, on, resumed = done.stdout.splitlines()
+    assert re.match(r"the disk is full: step \d+ could not be saved in .*Older checkpoints are whole", said)
+    assert older.startswith("True [5")
+    assert ".new-" not in older
+    assert (on, resumed) == ("True", "True True")
+
+
+def test_ten_kills_four_of_them_inside_a_save(tmp_path):
+    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
+    done = run([*program, "random", "10", "11", "shared"], timeout=500)
+    assert done.returncode == 0, done.stderr
+    total = json.loads(done.stdout)
+    assert total["kills"] >= 10
+    assert total["inside a save"] >= 4
+    assert total["equal"] == total["trainings"] >= 1
+
+
+def test_signals_save_and_ask_to_be_started_again(tmp_path):
+    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
+    done = run([*program, "signals"], timeout=500)
+    assert done.returncode == 0, done.stderr
+    for told in json.loads(done.stdout).values():
+        assert told["code"] == 75
+        assert told["seconds"] < 30
+        assert told["equal"]
+        assert f"step {told['saved']} is saved in" in told["says"]
+        assert told["says"].rstrip().endswith(f"{tmp_path} signals")
+
+
+def test_a_second_launch_is_refused(tmp_path):
+    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
+    done = run([*program, "launches", "1"], timeout=500)
+    assert json.loads(done.stdout) == {"refused": 1, "went on": 1}, done.stderr
+
+
+def test_no_pickle_anywhere():
+    assert [path for path in (ROOT / "src").rglob("*.py") if "pickle" in path.read_text()] == []
+
+
+def test_ctrl_c_at_a_prompt_returns(tmp_path):
+    """Nobody wants to lose his session with the fit."""
+    said = fresh(
+        f"""
+        import os, signal, sys, threading, keras
+        sys.ps1 = ">>> "
+        w = tf.Variable(0.0, name="w")
+        trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2)
+        timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        history = trainer.fit(tf.ones(4), batch_size=4, steps=10**7, checkpoint=cn.Checkpoint({str(tmp_path)!r}),
+                              progress=False)
+        print(history.interrupted, trainer.step > 0)
+        """,
+        virtual=2,
+    )
+    assert said.split() == ["True", "True"]
+    assert steps_in(tmp_path)

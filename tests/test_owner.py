@@ -1,0 +1,37 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from filelock import FileLock
+from fresh import ROOT, run
+
+import colonnade as cn
+from colonnade.run.owner import LOCK, OWNER, owned
+
+
+def test_a_second_owner_is_told_of_the_first(tmp_path):
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    with owned(tmp_path):
+        with pytest.raises(cn.CheckpointInUse, match=me) as refused, owned(tmp_path):
+            pass
+        assert (refused.value.pid, refused.value.host) == (os.getpid(), socket.gethostname())
+    with owned(tmp_path):
+        pass
+    assert not (tmp_path / OWNER).exists()
+
+
+def test_twenty_double_launches(tmp_path):
+    """Two processes at the same moment: one is refused with the other's pid; some winners are killed."""
+    done = run([sys.executable, str(ROOT / "tests" / "launches.py"), str(tmp_path), "20"])
+    assert done.stdout.strip() == "20", done.stderr
+
+
+def test_the_name_of_a_dead_owner_is_not_told(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / OWNER).write_text(f'{{"pid": {dead.pid}, "host": "{socket.gethostname()}"}}')
+    lock = FileLock(tmp_path / LOCK)
+    with lock, pytest.raises(cn.CheckpointInUse, match="another process saves"), owned(tmp_path):
+        pass
