@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
+    from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
     from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
@@ -39,6 +40,7 @@ __all__ = [
     "LeaseTimeout",
     "MissingTensorFlow",
     "NotFinite",
+    "Pipeline",
     "Placement",
     "PlacementError",
     "Record",
@@ -58,6 +60,7 @@ __all__ = [
 
 _HOME = {
     "History": "run.trainer",
+    "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
     "Record": "run.trainer",
     "Report": "run.verify",

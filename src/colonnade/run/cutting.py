@@ -93,13 +93,13 @@ class Cutting:
         return self._graph.get_tensor_by_name(name)
 
 
-def _started(tensors: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+def _started(tensors: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The time when all inputs are there, and the inputs, which wait for it; handles are there before."""
     values = [tensor for tensor in tensors if tensor.dtype != tf.resource]
     with tf.control_dependencies(values):
         start = tf.timestamp()
     with tf.control_dependencies([start]):
-        return start, [t if t.dtype == tf.resource else tf.identity(t) for t in tensors]
+        return start, tuple(t if t.dtype == tf.resource else tf.identity(t) for t in tensors)
 
 
 def _ended(found: Sequence[Any]) -> Any:

@@ -62,6 +62,10 @@ def together(
 
 def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     """What is in the way of sums over replicas that run these traces."""
+    if any(traced.crossings.pipelines for traced in traces):
+        rule = "calls a pipeline, which has devices of its own"
+        yield Problem("loss", "a function", rule, "Pass it: cn.Trainer(loss, optimizer, devices=pipeline)")
+        return
     if len(traces) == 1:
         return
     fix = "Call the layer from the function itself, or leave synchronized=True out"
@@ -81,6 +85,9 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
 
 def refusals(traced: Traced) -> Iterator[Problem]:
     """What is in the way of replicas that run this trace without a word to each other."""
+    if traced.crossings.pipelines:
+        rule = "calls a pipeline, which has devices of its own"
+        yield Problem("function", "a function", rule, "Call the pipeline by itself")
     names = [name.rpartition("/")[0] or name for name in (*traced.marks, *_marks_of_called(traced))]
     for name in dict.fromkeys([*names[:1], *_still_local(traced)]):
         rule = "has synchronized=True, but replicas run by themselves here"

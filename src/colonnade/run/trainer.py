@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.conveyor import Conveyor, PipelineEvaluation
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed
 from colonnade.run.lockstep import Lockstep, Synchronous
 from colonnade.run.loop import Loop
 from colonnade.run.parallel import Devices
+from colonnade.run.pipeline import Pipeline
 from colonnade.run.progress import Progress
 from colonnade.run.reduce import order_for
 from colonnade.run.residence import MODES
@@ -62,7 +64,7 @@ class Trainer:
         loss: a function of a batch that returns one loss per example (see `docs/trainer.md`); its
             variables are found by tracing it.
         optimizer: any Keras 3 optimizer; it is applied to the gradient of the global batch.
-        devices: how many devices, or which; all by default.
+        devices: how many devices, or which; all by default. Or a `cn.Pipeline` that the loss calls.
         sync: how replicas work together.
         variables: where variables live: `shared`, `mirrored` or `partitioned`; `auto` is shared on
             virtual CPU devices and mirrored on cards.
@@ -88,30 +90,38 @@ class Trainer:
         loss: Callable[..., Any],
         optimizer: Any,
         *,
-        devices: Devices = None,
+        devices: Devices | Pipeline = None,
         sync: Synchronous | None = None,
         variables: str = "auto",
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
     ) -> None:
-        self.devices = hardware.resolve(devices, "Trainer()")
+        self.devices = (
+            devices.devices if isinstance(devices, Pipeline) else hardware.resolve(devices, "Trainer()")
+        )
         check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
-        mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
         self.step = self.examples = self.skipped = 0
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
-        self._engine = Lockstep(
-            loss,
-            optimizer,
-            self.devices,
-            mode=mode,
-            penalty=penalty,
-            on_nan=on_nan,
-            order=order_for(self.devices),
-        )
+        self._engine: Lockstep
+        self._evaluation: Evaluation
+        if isinstance(devices, Pipeline):
+            check("Trainer()", _pipeline_problems(variables))
+            self._engine = Conveyor(devices, loss, optimizer, penalty=penalty, on_nan=on_nan)
+            self._evaluation = PipelineEvaluation(devices, loss)
+        else:
+            self._engine = Lockstep(
+                loss,
+                optimizer,
+                self.devices,
+                mode=variables if variables != "auto" else hardware.preferred_variables(self.devices),
+                penalty=penalty,
+                on_nan=on_nan,
+                order=order_for(self.devices),
+            )
+            self._evaluation = Evaluation(loss, self.devices)
         self._loop = Loop(self._engine)
-        self._evaluation = Evaluation(loss, self.devices)
 
     @property
     def optimizer(self) -> Any:
@@ -327,6 +337,12 @@ def _problems(
         yield Problem("on_nan", on_nan, "must be stop or skip", "Leave it out to stop")
     if reduce != "auto":
         yield Problem("reduce", reduce, "must be auto", "Leave it out")
+
+
+def _pipeline_problems(variables: Any) -> Iterator[Problem]:
+    if variables != "auto":
+        rule = "has no meaning for a pipeline, whose variables live with their stages"
+        yield Problem("variables", variables, rule, "Leave it out")
 
 
 def _fit_problems(steps: Any, epochs: Any, log_every: Any) -> Iterator[Problem]:
