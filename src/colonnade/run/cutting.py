@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.graph import READS
 from colonnade.run.trace import Traced
 
 # Begins the names of a part's inputs.
@@ -33,6 +34,11 @@ class Cutting:
         self.nodes = {node.name: node for node in self._definition.node}
         self.given = {tensor.op.name for tensor in traced.concrete.inputs}
         self.sources = {name: [node_of(i) for i in node.input] for name, node in self.nodes.items()}
+
+    def has_effect(self, name: str) -> bool:
+        """Whether a node does more than to compute: it writes a variable, prints, draws a number."""
+        op = self._graph.get_operation_by_name(name)
+        return op.op_def.is_stateful and op.type not in READS and op.type != "Placeholder"
 
     def with_constants(self, own: set[str]) -> set[str]:
         """Constants are repeated where they are used: shapes and axes stay known to the optimiser."""

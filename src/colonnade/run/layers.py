@@ -98,7 +98,7 @@ class _Layers(keras.layers.Layer):
     """A part of a functional model. Being a layer, it tells the layers inside whether they train."""
 
     def __init__(self, function: keras.Function) -> None:
-        super().__init__(autocast=False)
+        super().__init__(autocast=False, name="stage")
         self._function = function
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -149,15 +149,20 @@ def _uncuttable(model: Any) -> Iterator[Problem]:
     for layer in model.operations:
         if _masks(layer):
             yield Problem("stages", layer.name, *_NO_MASKS)
-        if isinstance(layer, keras.layers.InputLayer):
-            continue
-        try:
-            _inputs(layer), _outputs(layer)
-        except (AttributeError, ValueError):
-            rule = "is called more than once, so its place in the pipeline is not one"
-            yield Problem(
-                "stages", layer.name, rule, "Pass the parts as a list of functions, and tied=[the layer]"
-            )
+    for name in _called_twice(model):
+        rule = "is called more than once, so it has not one place in the pipeline"
+        yield Problem("stages", name, rule, "Pass the parts as a list of functions, and tied=[the layer]")
+
+
+def _called_twice(model: Any) -> list[str]:
+    """Layers whose calls cannot be told apart, because Keras tells the values of a first call only."""
+    made = {id(t) for layer in model.operations for t in _outputs(layer)}
+    takers = {layer.name: _inputs(layer) for layer in model.operations}
+    strangers = [name for name, taken in takers.items() if any(id(t) not in made for t in taken)]
+    if not strangers and all(id(t) in made for t in model.outputs):
+        return []
+    called = [layer["name"] for layer in model.get_config()["layers"] if len(layer["inbound_nodes"]) > 1]
+    return called or strangers or list(model.output_names)
 
 
 def _inputs(layer: Any) -> list[Any]:

@@ -23,6 +23,7 @@ class Legs:
         self._cutting, self._num_stages = Cutting(traced), num_stages
         self._marks = traced.crossings.marks(traced.concrete.graph)
         self._outputs = [tensor.name for tensor in traced.concrete.outputs]
+        self._sources = self._needed()
         self._leg = self._assigned()
         used = sorted(set(self._leg.values()))
         members = {leg: self._members(leg) for leg in used}
@@ -42,9 +43,29 @@ class Legs:
         """The stage that makes a tensor."""
         return stage_of(self._leg.get(node_of(output), 0), self._num_stages)
 
+    def _needed(self) -> dict[str, list[str]]:
+        """The nodes that lead to a result or have an effect, each with those that it depends on.
+
+        TensorFlow lets every result wait for all effects of a function. Here a result waits for none, or
+        it would have to pass by the device of the last one; whoever runs the legs waits for them.
+        """
+        results = {node_of(output) for output in self._outputs}
+        sources = {
+            name: [node_of(i) for i in node.input if name not in results or not i.startswith("^")]
+            for name, node in self._cutting.nodes.items()
+        }
+        found: dict[str, list[str]] = {}
+        waiting = [*results, *(name for name in sources if self._cutting.has_effect(name))]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found[name] = sources[name]
+                waiting += sources[name]
+        return found
+
     def _assigned(self) -> dict[str, int]:
         # Not in the order of the GraphDef: the gradient of a loop gives the loop inputs that come later.
-        order = list(TopologicalSorter(self._cutting.sources).static_order())
+        order = list(TopologicalSorter(self._sources).static_order())
         found = self._after_marks(order)
         self._before_marks(order, found)
         self._aside(order, found)
@@ -54,7 +75,7 @@ class Legs:
         """What depends on a mark, also by a control input, is as late as the latest of them."""
         found: dict[str, int] = {}
         for name in order:
-            legs = [found[source] for source in self._cutting.sources[name] if source in found]
+            legs = [found[source] for source in self._sources[name] if source in found]
             if name in self._marks:
                 legs.append(self._marks[name].target)
             if legs:
@@ -72,7 +93,7 @@ class Legs:
             if name in found:
                 # A value is made in the leg that it leaves, and marked in the one that it enters.
                 leg = self._marks[name].source if name in self._marks else found[name]
-                for source in self._cutting.sources[name]:
+                for source in self._sources[name]:
                     needed[source].append(leg)
 
     def _aside(self, order: Sequence[str], found: dict[str, int]) -> None:
@@ -85,9 +106,9 @@ class Legs:
         earliest: dict[str, int] = {}
         used: dict[str, list[str]] = defaultdict(list)
         for name in aside:
-            legs = [found.get(s, earliest.get(s, 0)) for s in self._cutting.sources[name]]
+            legs = [found.get(s, earliest.get(s, 0)) for s in self._sources[name]]
             earliest[name] = max(legs, default=0)
-            for source in self._cutting.sources[name]:
+            for source in self._sources[name]:
                 used[source].append(name)
         for name in reversed(aside):
             found[name] = min((found[user] for user in used[name]), default=earliest[name])

@@ -1,5 +1,6 @@
 """A model spread over devices by its layers; micro-batches keep all of them at work."""
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.reason.pipeline import SCHEDULES, Schedule
+from colonnade.reason.placement import Room, misfits, place
+from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
 from colonnade.run.join import join_leaf
 from colonnade.run.layers import Stage, layers_of
@@ -82,6 +85,11 @@ class Pipeline:
         """All devices, pipeline by pipeline."""
         return tuple(device for row in self.rows for device in row)
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers that are dealt out, in order."""
+        return tuple(self._layers.names)
+
     def counts(self, total: int) -> list[tuple[int, ...]]:
         """For each pipeline that has work, the sizes of the micro-batches of a batch of `total` examples.
 
@@ -100,7 +108,7 @@ class Pipeline:
     # AutoGraph comes through here to the user's functions, so this is left to it.
     def _traced(self, context: Exchange, inputs: tuple[Any, ...], training: bool | None) -> Any:
         """Inside a trace of Colonnade's: all stages, with marks between them at which the trace is cut."""
-        values, origins = self._begin(context, inputs)
+        values, origins = self._begin(context, inputs, training)
         for number, stage in enumerate(self._stages):
             taken = self._entered(context, stage, number, values, origins)
             try:
@@ -112,11 +120,11 @@ class Pipeline:
 
     @unconverted
     def _begin(
-        self, context: Exchange, inputs: tuple[Any, ...]
+        self, context: Exchange, inputs: tuple[Any, ...], training: bool | None
     ) -> tuple[dict[Hashable, Any], dict[Any, int]]:
         values = self._layers.taken(inputs)
         context.crossings.enter(self, self.num_stages)
-        self.settle()
+        self.settle(values, training)
         return values, dict.fromkeys(values, 0)
 
     @unconverted
@@ -181,7 +189,6 @@ class Pipeline:
         return tf.nest.pack_sequence_as(result, concrete(*arguments.components()), expand_composites=True)
 
     def _forward(self, arguments: Arguments, training: bool | None) -> Any:
-        self.settle()
         total = arguments.size("the pipeline")
         if total is None:
             counts = arguments.counts(self.micro_batches * len(self.rows))
@@ -204,6 +211,7 @@ class Pipeline:
         """One micro-batch through the stages."""
         args, _ = part.unpack(part.components())
         values = self._layers.taken(tuple(args))
+        self.settle(values, training)
         for number, (stage, device) in enumerate(zip(self._stages, row, strict=True)):
             taken = Arguments(([values[key] for key in stage.takes],), {})
             traced = self._trace(stage, number, taken, micro_batch, training)
@@ -242,10 +250,16 @@ class Pipeline:
         times = tf.reshape(tf.stack([t for s in stamps for t in (s.start, s.end)]), [-1, 2])
         return self._stamps.assign(tf.concat([tasks, times], axis=1))
 
-    def settle(self) -> None:
-        """Decide which layer goes where, if that is still open."""
-        if self.placement is None:
-            raise NotImplementedError
+    def settle(self, values: dict[Hashable, Any], training: bool | None) -> None:
+        """Decide which layer goes where, if that is still open, for micro-batches like these."""
+        if self.placement is not None:
+            return
+        layers = measured(self._layers, values, training, self.rows[0][0])
+        rooms = [Room(device) for device in self.rows[0]]
+        found = place(layers, rooms)
+        check("Pipeline()", misfits(layers, rooms) if found is None else ())
+        assert found is not None
+        self._settle(found)
 
     def _settle(self, placement: tuple[int, ...]) -> None:
         self.placement = placement
@@ -260,10 +274,20 @@ def misfit(stage: Stage, number: int, taken: Any, error: Exception) -> InvalidAr
         f"{leaf.dtype.name}{leaf.shape}" for leaf in tf.nest.flatten(taken) if hasattr(leaf, "shape")
     )
     source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    rule = f"cannot take {source}, {shapes}: {type(error).__name__}: {said.rstrip('.')}"
+    rule = f"cannot take {source}, {shapes}: {_said(error)}"
     fix = "Make the output of each stage the input of the next"
     return InvalidArgument("Pipeline()", [Problem(f"stage {number}", stage.name, rule, fix)])
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the frames that AutoGraph puts before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    names = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z.]*(Error|Exception): ", line)]
+    told = (
+        lines[names[-1] :] if names else [f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]]
+    )
+    # Keras says which layer it called first, and then why that failed.
+    return " ".join(told[: 2 if "Exception encountered" in told[0] else 1]).rstrip(".")
 
 
 def _refs(tied: Any) -> Iterator[Any]:
