@@ -18,6 +18,7 @@ from colonnade.errors import (
 )
 
 if TYPE_CHECKING:
+    from colonnade.describe.timeline import Timeline
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from colonnade.run.split import broadcast
     from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
+    from colonnade.show.timeline import draw
 
 __version__ = "0.1.0"
 
@@ -46,10 +48,12 @@ __all__ = [
     "Record",
     "Report",
     "Synchronous",
+    "Timeline",
     "Topology",
     "Trainer",
     "Weighted",
     "broadcast",
+    "draw",
     "fit",
     "make_parallel",
     "parallel",
@@ -65,10 +69,12 @@ _HOME = {
     "Record": "run.trainer",
     "Report": "run.verify",
     "Synchronous": "run.lockstep",
+    "Timeline": "describe.timeline",
     "Topology": "describe.topology",
     "Trainer": "run.trainer",
     "Weighted": "run.objective",
     "broadcast": "run.split",
+    "draw": "show.timeline",
     "fit": "run.fit",
     "make_parallel": "run.parallel",
     "parallel": "run.parallel",

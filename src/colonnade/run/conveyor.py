@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
+from colonnade.hardware.devices import are_cards
 from colonnade.reason.pipeline import forward
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.legs import Legs, untied
@@ -57,7 +58,9 @@ class Conveyor(Lockstep):
         check("the loss function", refusals(traces, self._pipeline))
         for traced in traces:
             if traced not in self._legs:
-                self._legs[traced] = Legs(traced, self._pipeline.num_stages)
+                self._legs[traced] = Legs(
+                    traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices)
+                )
                 check("the loss function", untied(self._legs[traced], self._pipeline.tied))
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:

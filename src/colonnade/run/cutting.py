@@ -51,7 +51,13 @@ class Cutting:
         return list(dict.fromkeys(tensor_of(i) for i in data if node_of(i) not in members))
 
     def part(
-        self, members: set[str], inputs: Sequence[str], outputs: Iterable[str], *, stamped: bool = False
+        self,
+        members: set[str],
+        inputs: Sequence[str],
+        outputs: Iterable[str],
+        *,
+        stamped: bool = False,
+        on_card: bool = False,
     ) -> Part:
         """Some nodes as a function; `stamped` adds when it started and ended to what it returns."""
         wanted = sorted(outputs)
@@ -66,7 +72,7 @@ class Cutting:
                 definition, input_map=given, return_elements=wanted, name=""
             )
             if stamped:
-                return [start, _ended(found), *found]
+                return [start, _ended(found, on_card), *found]
             # A call without outputs could not be waited for.
             return found or [tf.constant(0)]
 
@@ -108,9 +114,18 @@ def _started(tensors: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         return start, tuple(t if t.dtype == tf.resource else tf.identity(t) for t in tensors)
 
 
-def _ended(found: Sequence[Any]) -> Any:
+def _ended(found: Sequence[Any], on_card: bool) -> Any:
     with tf.control_dependencies(found):
-        return tf.timestamp()
+        plain = [t for t in found if t.dtype.is_floating or t.dtype.is_integer]
+        if not on_card or not plain:
+            return tf.timestamp()
+        # A card takes its work in order and TensorFlow does not wait for it; a number that is cut out
+        # last and comes back to the host says that everything before it is done.
+        witness = tf.reshape(plain[0], [-1])[:1]
+    with tf.device("/device:CPU:0"):
+        arrived = tf.identity(witness)
+        with tf.control_dependencies([arrived]):
+            return tf.timestamp()
 
 
 def node_of(name: str) -> str:

@@ -19,7 +19,7 @@ from colonnade.run.trace import Traced
 class Legs:
     """The parts of a trace, by leg, and which stages use which variable."""
 
-    def __init__(self, traced: Traced, num_stages: int) -> None:
+    def __init__(self, traced: Traced, num_stages: int, *, on_cards: bool = False) -> None:
         self._cutting, self._num_stages = Cutting(traced), num_stages
         self._marks = traced.crossings.marks(traced.concrete.graph)
         self._outputs = [tensor.name for tensor in traced.concrete.outputs]
@@ -30,7 +30,9 @@ class Legs:
         inputs = {leg: self._cutting.inputs(names) for leg, names in members.items()}
         wanted = {*self._outputs, *(name for names in inputs.values() for name in names)}
         self.parts: dict[int, Part] = {
-            leg: self._cutting.part(members[leg], inputs[leg], self._made(leg, wanted), stamped=True)
+            leg: self._cutting.part(
+                members[leg], inputs[leg], self._made(leg, wanted), stamped=True, on_card=on_cards
+            )
             for leg in used
         }
         self.users = self._users(traced, inputs)

@@ -7,8 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.placement import short
 from colonnade.reason.pipeline import SCHEDULES, Schedule
 from colonnade.reason.placement import Room, misfits, place
 from colonnade.run.balance import measured
@@ -249,6 +251,40 @@ class Pipeline:
         tasks = tf.constant([stamp.task for stamp in stamps], tf.float64)
         times = tf.reshape(tf.stack([t for s in stamps for t in (s.start, s.end)]), [-1, 2])
         return self._stamps.assign(tf.concat([tasks, times], axis=1))
+
+    def timeline(self) -> Timeline:
+        """When each stage worked on which micro-batch in the last training step, by its own clock.
+
+        Every task notes the time inside the graph: when all that it takes is there, and when all that
+        it gives is. On cards the end of a task is when a value computed after all others has come back
+        to the host, so it is the time of execution and not that of enqueueing; this has not been tried
+        on a card yet.
+
+        Example:
+            >>> import colonnade as cn, keras
+            >>> pipeline = cn.Pipeline([keras.layers.Dense(4), keras.layers.Dense(1)], 2, micro_batches=3)
+            >>> loss = lambda x: tf.squeeze(pipeline(x), axis=1) ** 2
+            >>> trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=pipeline)
+            >>> record = trainer.train_on_batch(tf.ones([6, 2]))
+            >>> len(pipeline.timeline().events)  # 2 stages, 3 micro-batches, there and back
+            12
+        """
+        events = [
+            Event(
+                short(self.rows[int(row)][int(stage)]),
+                start,
+                end,
+                "backward" if backward else "forward",
+                int(stage),
+                int(micro_batch),
+                int(row),
+            )
+            for row, stage, micro_batch, backward, start, end in self._stamps.numpy().tolist()
+        ]
+        if not events:
+            rule, fix = "no step has been trained yet", "Call trainer.train_on_batch() or fit() first"
+            raise InvalidArgument("Pipeline.timeline()", [Problem("pipeline", "new", rule, fix)])
+        return Timeline.of(events)
 
     def settle(self, values: dict[Hashable, Any], training: bool | None) -> None:
         """Decide which layer goes where, if that is still open, for micro-batches like these."""
