@@ -1,5 +1,7 @@
 """A pipeline against one device: the same losses and gradients, for every schedule and kind of layer."""
 
+from itertools import accumulate, pairwise
+
 import keras
 import numpy as np
 import pytest
@@ -300,6 +302,45 @@ def test_seeded_legacy_random_ops_differ_between_micro_batches():
 
     record = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=pipeline).train_on_batch(tf.ones([4, 1]))
     assert record.metrics["square"] > record.loss**2 + 1e-3  # not four times the same number
+
+
+def test_the_timeline_of_the_last_step():
+    """F2, as far as it can be told without a clock: every task once, in the order of the schedule."""
+    model = mlp()
+    pipeline = cn.Pipeline(model, [[0, 1], [2, 3]], micro_batches=3, placement=[0, 0, 1, 1])
+    with pytest.raises(cn.InvalidArgument, match="no step has been trained yet"):
+        pipeline.timeline()
+    trainer = cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline)
+    trainer.fit((X, Y), batch_size=33, steps=3, progress=False)
+    timeline = pipeline.timeline()
+    tasks = [(e.replica, e.stage, e.micro_batch, e.kind) for e in timeline.events]
+    assert len(set(tasks)) == len(tasks) == 2 * 2 * 3 * 2
+    for row, devices in enumerate((("CPU:0", "CPU:1"), ("CPU:2", "CPU:3"))):
+        for stage, device in enumerate(devices):
+            mine = [e for e in timeline.events if e.device == device]
+            assert {(e.replica, e.stage) for e in mine} == {(row, stage)}
+            # One task at a time on a device, and no more micro-batches alive than the schedule says.
+            assert all(a.end <= b.start for a, b in pairwise(mine))
+            alive = list(accumulate(1 if e.kind == "forward" else -1 for e in mine))
+            assert max(alive) == 2 - stage
+    ends = {(e.replica, e.stage, e.micro_batch, e.kind): e.end for e in timeline.events}
+    for e in timeline.events:
+        before = (e.replica, e.stage - 1, e.micro_batch, "forward")
+        if e.kind == "forward" and e.stage:
+            assert ends[before] <= e.start
+
+
+def test_gpipe_keeps_all_micro_batches_alive():
+    pipeline = cn.Pipeline(mlp(2), 2, micro_batches=5, schedule="gpipe")
+    cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(X, Y)
+    for device in ("CPU:0", "CPU:1"):
+        mine = [e for e in pipeline.timeline().events if e.device == device]
+        assert max(accumulate(1 if e.kind == "forward" else -1 for e in mine)) == 5
+
+
+def test_it_says_who_holds_what():
+    pipeline = cn.Pipeline([tf.identity, tf.tanh, tf.exp], [[0, 1], [2, 3]], placement=[0, 1, 1])
+    assert str(pipeline) == "CPU:0, CPU:2  identity\nCPU:1, CPU:3  tanh, exp"
 
 
 def test_nan_names_the_device_of_the_stage():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.fit import fit
     from colonnade.run.lockstep import Synchronous
+    from colonnade.run.memory import memory
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
     from colonnade.run.pipeline import Pipeline
@@ -56,6 +57,7 @@ __all__ = [
     "draw",
     "fit",
     "make_parallel",
+    "memory",
     "parallel",
     "placement",
     "setup",
@@ -77,6 +79,7 @@ _HOME = {
     "draw": "show.timeline",
     "fit": "run.fit",
     "make_parallel": "run.parallel",
+    "memory": "run.memory",
     "parallel": "run.parallel",
     "placement": "hardware.placement",
     "setup": "hardware.devices",

@@ -13,6 +13,7 @@ from colonnade.errors import Problem, check
 from colonnade.hardware.devices import are_cards
 from colonnade.reason.pipeline import forward
 from colonnade.run.evaluation import Evaluation
+from colonnade.run.footprint import Memory, of_pipeline
 from colonnade.run.legs import Legs, untied
 from colonnade.run.lockstep import Lockstep, specs, with_factor
 from colonnade.run.objective import Objective, Share
@@ -48,6 +49,7 @@ class Conveyor(Lockstep):
             order=star(len(pipeline.rows)),
         )
         self._pipeline, self._rows = pipeline, pipeline.rows
+        pipeline.optimizer = optimizer
         self._legs: dict[Objective, Legs] = {}
         self._stage_of: dict[Any, int] = {}  # by the ref of a variable
         self._functions: dict[tuple[Update, int], Any] = {}
@@ -76,6 +78,20 @@ class Conveyor(Lockstep):
         given = [self._stage_of[parameter.ref()] for parameter in self.parameters]
         self._owners = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
         self.residence = Stagewise(self._rows, self._stage_of | self._owners, self.parameters, slots)
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        return self._pipeline.devices
+
+    def memory(self, batch: Arguments) -> Memory:
+        total = batch.size("the batch") or 0
+        self._trace(batch, total)
+        counts = self._pipeline.counts(total)[0]
+        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
+        pipeline = self._pipeline
+        return of_pipeline(
+            largest, self._legs[largest], self.optimizer, self._rows, len(counts), pipeline.schedule
+        )
 
     def _bind(self) -> None:
         assert isinstance(self.residence, Stagewise)

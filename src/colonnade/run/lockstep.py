@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.run.footprint import Memory, limited, misfits, of_replicas
 from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
 from colonnade.run.residence import Residence
@@ -81,6 +82,8 @@ class Lockstep:
         total = batch.size("the batch")
         assert total is not None
         self._trace(batch, total)
+        if limited(self.every_device):
+            check("this training", misfits(self.memory(batch)))
         if self.residence is None:
             self._settle(next(iter(self._objectives.values())))
         self._bind()
@@ -90,6 +93,16 @@ class Lockstep:
         parts = specs(batch, counts)
         traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
         check("the loss function", problems(traces))
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        return self.devices
+
+    def memory(self, batch: Arguments) -> Memory:
+        """An estimate of what a step on such a batch takes on each device; makes no variables."""
+        counts = sizes(batch.size("the batch") or 0, len(self.devices))
+        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
+        return of_replicas(largest, self.optimizer, self.devices, self._mode, len(counts))
 
     def _bind(self) -> None:
         assert self.residence is not None

@@ -10,8 +10,9 @@ import tensorflow as tf
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.devices import estimated_limit
 from colonnade.hardware.placement import short
-from colonnade.reason.pipeline import SCHEDULES, Schedule
+from colonnade.reason.pipeline import SCHEDULES, Schedule, alive
 from colonnade.reason.placement import Room, misfits, place
 from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
@@ -72,6 +73,7 @@ class Pipeline:
         self.tied = {ref for one in tied for ref in _refs(one)}
         self.placement: tuple[int, ...] | None = None  # the stage of each layer, once it is settled
         self._stages: list[Stage] = []
+        self.optimizer: Any = None  # whose slots count where memory is short; a trainer sets it
         if not isinstance(placement, str):
             self._settle(tuple(placement))
         elif num_layers == self.num_stages:
@@ -101,6 +103,14 @@ class Pipeline:
         """
         return [sizes(count, self.micro_batches) for count in sizes(total, len(self.rows))]
 
+    def __str__(self) -> str:
+        """Who holds what: a line per stage."""
+        if self.placement is None:
+            return f"{len(self.layers)} layers, not dealt out yet, on {', '.join(map(short, self.devices))}"
+        homes = [", ".join(short(row[k]) for row in self.rows) for k in range(self.num_stages)]
+        width = max(map(len, homes))
+        return "\n".join(f"{home:{width}}  {s.name}" for home, s in zip(homes, self._stages, strict=True))
+
     def __call__(self, *inputs: Any, training: bool | None = None) -> Any:
         context = tf.distribute.get_replica_context()
         if isinstance(context, Exchange):
@@ -126,7 +136,11 @@ class Pipeline:
     ) -> tuple[dict[Hashable, Any], dict[Any, int]]:
         values = self._layers.taken(inputs)
         context.crossings.enter(self, self.num_stages)
-        self.settle(values, training)
+        try:
+            self.settle(values, training)
+        except ColonnadeError as mistake:
+            context.mistakes.append(mistake)
+            raise
         return values, dict.fromkeys(values, 0)
 
     @unconverted
@@ -290,8 +304,20 @@ class Pipeline:
         """Decide which layer goes where, if that is still open, for micro-batches like these."""
         if self.placement is not None:
             return
-        layers = measured(self._layers, values, training, self.rows[0][0])
-        rooms = [Room(device) for device in self.rows[0]]
+        limits = [estimated_limit(device) for device in self.rows[0]]
+        layers = measured(
+            self._layers,
+            values,
+            training,
+            self.rows[0][0],
+            self.optimizer,
+            with_memory=any(limit is not None for limit in limits),
+        )
+        kept = alive(self.schedule(self.num_stages, self.micro_batches))
+        rooms = [
+            Room(short(device), limit, count)
+            for device, limit, count in zip(self.rows[0], limits, kept, strict=True)
+        ]
         found = place(layers, rooms)
         check("Pipeline()", misfits(layers, rooms) if found is None else ())
         assert found is not None

@@ -16,6 +16,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.conveyor import Conveyor, PipelineEvaluation
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed
+from colonnade.run.footprint import Memory
 from colonnade.run.lockstep import Lockstep, Synchronous
 from colonnade.run.loop import Loop
 from colonnade.run.parallel import Devices
@@ -135,6 +136,10 @@ class Trainer:
     def homes(self) -> dict[str, str]:
         """Where each parameter and each variable of the optimizer lives; empty before the first step."""
         return self._engine.residence.homes() if self._engine.residence is not None else {}
+
+    def memory(self, *batch: Any) -> Memory:
+        """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it."""
+        return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
