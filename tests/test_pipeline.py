@@ -246,6 +246,33 @@ def test_a_penalty_counts_once_and_a_frozen_layer_stays():
     np.testing.assert_array_equal(weights[2], given([8, 8], seed=2))
 
 
+def test_a_penalty_on_an_embedding_whose_gradient_is_sparse():
+    tokens = np.arange(30).reshape(10, 3) % 7
+
+    def run(piped):
+        table, kernel = tf.Variable(given([7, 4])), tf.Variable(given([4]))
+
+        def embed(tokens):
+            return tf.gather(table, tokens)
+
+        def score(x):
+            return tf.reduce_sum(x * kernel, axis=[1, 2])
+
+        pipeline = cn.Pipeline([embed, score], 2, micro_batches=3) if piped else None
+        call = pipeline or (lambda x: score(embed(x)))
+        trainer = cn.Trainer(
+            lambda x: call(x) ** 2,
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            devices=pipeline or 1,
+            penalty=lambda: tf.reduce_sum(table**2),
+        )
+        losses = [trainer.train_on_batch(tokens).loss for _ in range(3)]
+        return losses, table.numpy(), kernel.numpy()
+
+    for a, b in zip(run(True), run(False), strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_batch_norm_takes_each_micro_batch_by_itself():
     """As documented: statistics of the micro-batch, and one update of the moving averages for each."""
     x = given([8, 6], 1.0)
@@ -384,6 +411,12 @@ def test_called_by_itself_it_is_the_model_with_its_gradient():
             return pipeline(x)
 
         np.testing.assert_allclose(inside(x), model(x), rtol=0, atol=1e-5)
+
+
+def test_an_output_without_a_batch_dim_cannot_be_put_together():
+    for fn in (tf.reduce_sum, lambda x: tf.reduce_sum(x, axis=0)):
+        with pytest.raises(cn.InvalidArgument, match="has no batch dim"):
+            cn.Pipeline([tf.identity, fn], 2, micro_batches=2)(X)
 
 
 def cut_of(model):

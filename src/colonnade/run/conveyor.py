@@ -52,6 +52,7 @@ class Conveyor(Lockstep):
         pipeline.optimizer = optimizer
         self._legs: dict[Objective, Legs] = {}
         self._stage_of: dict[Any, int] = {}  # by the ref of a variable
+        self._homes: dict[Any, int] = {}  # the stages of parameters and slots, by their refs
         self._functions: dict[tuple[Update, int], Any] = {}
 
     def _trace(self, batch: Arguments, total: int) -> None:
@@ -76,8 +77,8 @@ class Conveyor(Lockstep):
         for legs in self._legs.values():
             self._stage_of.update({ref: min(stages) for ref, stages in legs.users.items()})
         given = [self._stage_of[parameter.ref()] for parameter in self.parameters]
-        self._owners = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
-        self.residence = Stagewise(self._rows, self._stage_of | self._owners, self.parameters, slots)
+        self._homes = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
+        self.residence = Stagewise(self._rows, self._stage_of | self._homes, self.parameters, slots)
 
     @property
     def every_device(self) -> tuple[str, ...]:
@@ -170,7 +171,7 @@ class Conveyor(Lockstep):
 
     def _placed(self, update: Update, home: int) -> Any:
         if (update, home) not in self._functions:
-            self._functions[update, home] = update.placed(self._owners, self._rows[home])
+            self._functions[update, home] = update.placed(self._homes, self._rows[home])
         return self._functions[update, home]
 
     def _culprit(self, replica: int, bad: Sequence[str]) -> str:

@@ -1,11 +1,13 @@
 """What a pipeline is made of: the layers of a model, or functions, in order; and stages made of them."""
 
 import inspect
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 
@@ -113,6 +115,28 @@ def layers_of(stages: Any) -> Chain | Network:
         return Network(stages)
     check(WHERE, _problems(stages))
     return Chain(stages)
+
+
+def misfit(stage: Stage, number: int, taken: Any, error: Exception) -> InvalidArgument:
+    """A stage cannot be called with what it gets."""
+    shapes = ", ".join(
+        f"{leaf.dtype.name}{leaf.shape}" for leaf in tf.nest.flatten(taken) if hasattr(leaf, "shape")
+    )
+    source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+    rule = f"cannot take {source}, {shapes}: {_said(error)}"
+    fix = "Make the output of each stage the input of the next"
+    return InvalidArgument("Pipeline()", [Problem(f"stage {number}", stage.name, rule, fix)])
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the frames that AutoGraph puts before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    names = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z.]*(Error|Exception): ", line)]
+    told = (
+        lines[names[-1] :] if names else [f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]]
+    )
+    # Keras says which layer it called first, and then why that failed.
+    return " ".join(told[: 2 if "Exception encountered" in told[0] else 1]).rstrip(".")
 
 
 def _problems(stages: Any) -> Iterator[Problem]:

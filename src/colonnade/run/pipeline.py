@@ -1,15 +1,12 @@
 """A model spread over devices by its layers; micro-batches keep all of them at work."""
 
-import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
-from colonnade.hardware import devices as hardware
 from colonnade.hardware.devices import estimated_limit
 from colonnade.hardware.placement import short
 from colonnade.reason.pipeline import SCHEDULES, Schedule, alive
@@ -17,9 +14,10 @@ from colonnade.reason.placement import Room, misfits, place
 from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
 from colonnade.run.join import join_leaf
-from colonnade.run.layers import Stage, layers_of
+from colonnade.run.layers import Stage, layers_of, misfit
 from colonnade.run.passage import Stamp
 from colonnade.run.split import Arguments, sizes
+from colonnade.run.staging import problems, refs_of, rows_of
 from colonnade.run.trace import Traced, Voice, unconverted
 
 # Micro-batches per stage, where the user does not say: the ends of a step, at which stages wait, are then
@@ -65,12 +63,12 @@ class Pipeline:
     ) -> None:
         self._layers = layers_of(stages)
         num_layers = len(self._layers.names)
-        self.rows = _rows(devices, num_layers)
+        self.rows = rows_of(devices, num_layers)
         self.num_stages = len(self.rows[0])
-        check("Pipeline()", _problems(num_layers, self.num_stages, micro_batches, schedule, placement, tied))
+        check("Pipeline()", problems(num_layers, self.num_stages, micro_batches, schedule, placement, tied))
         self.micro_batches = PER_STAGE * self.num_stages if micro_batches is None else micro_batches
         self.schedule: Schedule = SCHEDULES[schedule]
-        self.tied = {ref for one in tied for ref in _refs(one)}
+        self.tied = {ref for one in tied for ref in refs_of(one)}
         self.placement: tuple[int, ...] | None = None  # the stage of each layer, once it is settled
         self._stages: list[Stage] = []
         self.optimizer: Any = None  # whose slots count where memory is short; a trainer sets it
@@ -218,7 +216,15 @@ class Pipeline:
             results.append(self._through(part, row, i, training))
         flat = [tf.nest.flatten(result) for result in results]
         joined = [
-            join_leaf(f"[{i}]", column, counts, "concat", True, "the pipeline")
+            join_leaf(
+                f"[{i}]",
+                column,
+                [row[-1] for row in rows],
+                counts,
+                "concat",
+                _follows(column, counts),
+                "the pipeline",
+            )
             for i, column in enumerate(zip(*flat, strict=True))
         ]
         return tf.nest.pack_sequence_as(results[0], joined)
@@ -330,78 +336,10 @@ class Pipeline:
         self._stages = [self._layers.stage(begin, end) for begin, end in zip(starts, ends, strict=True)]
 
 
-def misfit(stage: Stage, number: int, taken: Any, error: Exception) -> InvalidArgument:
-    """A stage cannot be called with what it gets."""
-    shapes = ", ".join(
-        f"{leaf.dtype.name}{leaf.shape}" for leaf in tf.nest.flatten(taken) if hasattr(leaf, "shape")
-    )
-    source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
-    rule = f"cannot take {source}, {shapes}: {_said(error)}"
-    fix = "Make the output of each stage the input of the next"
-    return InvalidArgument("Pipeline()", [Problem(f"stage {number}", stage.name, rule, fix)])
-
-
-def _said(error: Exception) -> str:
-    """What an error says, without the frames that AutoGraph puts before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    names = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z.]*(Error|Exception): ", line)]
-    told = (
-        lines[names[-1] :] if names else [f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]]
-    )
-    # Keras says which layer it called first, and then why that failed.
-    return " ".join(told[: 2 if "Exception encountered" in told[0] else 1]).rstrip(".")
-
-
-def _refs(tied: Any) -> Iterator[Any]:
-    """The variables that a user names, or those of a layer that he names."""
-    for variable in tied.variables if hasattr(tied, "variables") else [tied]:
-        yield (variable.value if isinstance(variable, keras.Variable) else variable).ref()
-
-
-def _rows(devices: Any, num_layers: int) -> tuple[tuple[str, ...], ...]:
-    if devices is None:
-        return (hardware.resolve(min(num_layers, len(hardware.names())), "Pipeline()"),)
-    nested = isinstance(devices, list | tuple) and any(isinstance(row, list | tuple) for row in devices)
-    if not nested:
-        return (hardware.resolve(devices, "Pipeline()"),)
-    check("Pipeline()", _row_problems(devices))
-    flat = hardware.resolve([device for row in devices for device in row], "Pipeline()")
-    length = len(devices[0])
-    return tuple(tuple(flat[i : i + length]) for i in range(0, len(flat), length))
-
-
-def _row_problems(devices: Sequence[Any]) -> Iterator[Problem]:
-    if not all(isinstance(row, list | tuple) for row in devices) or len({len(row) for row in devices}) != 1:
-        rule = "must be rows of the same length, each of them a pipeline"
-        yield Problem("devices", devices, rule, "Try devices=[[0, 1], [2, 3]]")
-
-
-def _problems(
-    num_layers: int, num_stages: int, micro_batches: Any, schedule: Any, placement: Any, tied: Any
-) -> Iterator[Problem]:
-    if num_stages > num_layers:
-        rule = f"is more than there are layers to deal out, {num_layers}"
-        yield Problem("devices", num_stages, rule, f"Name {num_layers} or fewer")
-    whole = isinstance(micro_batches, int) and not isinstance(micro_batches, bool) and micro_batches >= 1
-    if micro_batches is not None and not whole:
-        rule = "must be a whole number from 1 up"
-        yield Problem("micro_batches", micro_batches, rule, "Try micro_batches=8")
-    if schedule not in SCHEDULES:
-        yield Problem("schedule", schedule, f"must be one of {', '.join(SCHEDULES)}", "Leave it out for 1f1b")
-    if placement != "auto":
-        yield from _placement_problems(num_layers, num_stages, placement)
-    if not isinstance(tied, list | tuple) or not all(
-        hasattr(one, "variables") or hasattr(one, "assign") for one in tied
-    ):
-        yield Problem("tied", tied, "must be a list of variables or layers", "Pass tied=[embedding]")
-
-
-def _placement_problems(num_layers: int, num_stages: int, placement: Any) -> Iterator[Problem]:
-    fix = f"For example {[min(i, num_stages - 1) for i in range(num_layers)]}"
-    if not isinstance(placement, list | tuple) or not all(type(stage) is int for stage in placement):
-        yield Problem("placement", placement, "must be auto, or a list with the stage of each layer", fix)
-    elif len(placement) != num_layers:
-        yield Problem("placement", placement, f"must have {num_layers} entries, one per layer", fix)
-    elif sorted(placement) != list(placement) or set(placement) != set(range(num_stages)):
-        rule = f"must name the stages 0 to {num_stages - 1} in order, each at least once"
-        yield Problem("placement", placement, rule, fix)
+def _follows(values: Sequence[Any], counts: Sequence[Any]) -> bool:
+    """Whether the first dim of an output is that of the micro-batches, as far as is known."""
+    if not all(tf.is_tensor(value) and value.shape.rank != 0 for value in values):
+        return False
+    sizes = [None if value.shape.rank is None else value.shape[0] for value in values]
+    known = zip(sizes, counts, strict=True)
+    return all(size is None or not isinstance(count, int) or size == count for size, count in known)

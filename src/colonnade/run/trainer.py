@@ -188,7 +188,7 @@ class Trainer:
         with (
             self._state(),
             _interruptible() as interrupted,
-            Progress(self._expected(dataset, steps), logdir, self.devices, show=progress) as shown,
+            Progress(self._expected(dataset, steps), logdir, self._engine.devices, show=progress) as shown,
         ):
             self._run(dataset, steps, log_every, callbacks, history, interrupted, shown)
         history.interrupted = interrupted.is_set()
