@@ -8,6 +8,8 @@ import tensorflow as tf
 from fresh import fresh, run
 
 import colonnade as cn
+from colonnade.run import footprint
+from colonnade.run.rehearsal import Bytes, Seen
 
 MODELS = """
 import keras, numpy as np
@@ -80,13 +82,19 @@ def test_a_pipeline_has_each_stage_on_its_device():
 @pytest.mark.parametrize(
     ("variables", "held"), [("shared", [1, 0]), ("mirrored", [1, 1]), ("partitioned", [0.5, 0.5])]
 )
-def test_variables_count_where_they_live(variables, held):
-    net = keras.Sequential(
-        [keras.Input([64]), keras.layers.Dense(64, use_bias=False), keras.layers.Dense(64, use_bias=False)]
-    )
+def test_variables_count_where_they_live(variables, held, monkeypatch):
+    dense = [keras.layers.Dense(64, use_bias=False) for _ in range(2)]
+    net = keras.Sequential([keras.Input([64]), *dense])
+    size = 4 * net.count_params()
+    seen = Seen((Bytes(0, 3 * size, size),), slots=2 * size, update=4 * size)
+    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
     estimate = cn.memory(net, tf.ones([8, 64]), devices=2, variables=variables)
-    assert [d.parameters / (4 * net.count_params()) for d in estimate.devices] == pytest.approx(held)
-    assert all(d.gradients == pytest.approx(4 * net.count_params(), rel=0.05) for d in estimate.devices)
+    assert [d.parameters / size for d in estimate.devices] == pytest.approx(held)
+    assert [d.slots / size for d in estimate.devices] == pytest.approx([2 * part for part in held])
+    assert all(d.gradients == size for d in estimate.devices)
+    # At the peak there is either what the gradient takes, or the gradients and what the update takes.
+    peaks = [max(3, 5 * part) for part in held]
+    assert [(d.gradients + d.activations) / size for d in estimate.devices] == pytest.approx(peaks)
 
 
 def test_bad_functions():

@@ -94,9 +94,8 @@ def _unknown(traced: Traced) -> Iterator[Problem]:
     for capture in traced.captures:
         if capture.variable is None and capture.tensor.dtype == tf.resource:
             rule = "is neither a tensor nor a variable, so it cannot be made anew for a rehearsal"
-            yield Problem(
-                "fn", capture.tensor.name, f"what it uses {rule}", "Look it up before, and pass the result"
-            )
+            what = ", ".join(sorted(capture.used_by))
+            yield Problem("fn", f"what {what} uses", rule, "Look things up before, and pass the result")
 
 
 def play_of(

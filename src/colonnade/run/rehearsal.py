@@ -188,6 +188,9 @@ class _Stage:
     def _function(self, number: int, position: int, act: Any) -> Any:
         graph = tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
         nodes = {node.name: node for node in graph.node}
+        given_away = {f"^{name.partition(':')[0]}" for name, _ in act["inputs"]}
+        for node in graph.node:  # nothing takes the place of an input that is only waited for
+            node.input[:] = [name for name in node.input if name not in given_away]
         specs = []
         for name, _ in act["inputs"]:
             node = nodes[name.partition(":")[0]]
@@ -199,8 +202,9 @@ class _Stage:
             wanted = [name for name, _ in act["outputs"]]
             return tf.graph_util.import_graph_def(graph, input_map=given, return_elements=wanted, name="")
 
-        # Called as what it is and not as a raw op: that would not be optimised, and take less.
-        return tf.function(function, autograph=False).get_concrete_function(*specs)
+        # Not a tf.function, which does not know the functions that come with an imported graph, and not
+        # called as a raw op, which would not be optimised and so take another amount.
+        return tf.compat.v1.wrap_function(function, specs)
 
     def _build(self, play: Any, things: Any) -> int:
         self._parameters = [things[name] for name in play["gradients"]]
