@@ -91,13 +91,18 @@ def test_plan_refuses_with_cards(settings, arguments, says):
     ("settings", "says"),
     [
         ({"devices": 2}, "virtual=2"),
-        ({"memory": 1024}, "TensorFlow refuses a memory limit on CPU devices"),
+        ({"memory": 0.5}, "a fraction is one of a card, and this process sees none"),
+        ({"memory": 1.5}, "Name MiB, a whole number"),
         ({"growth": True}, "is for cards"),
         ({"devices": ("GPU-0000",)}, "no visible card has this UUID"),
     ],
 )
 def test_plan_refuses_without_cards(settings, says):
     assert says in refused((), **settings)[1]
+
+
+def test_a_limit_on_the_cpu_is_kept_for_each_part():
+    assert plan(Request(virtual=3, memory=512), ()).parts == ((512,) * 3,)
 
 
 def test_a_limit_is_checked_on_the_cards_that_are_used():

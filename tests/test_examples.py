@@ -99,6 +99,25 @@ def test_05_clones():
     np.testing.assert_allclose(*losses, atol=2e-4)
 
 
+@pytest.mark.parametrize("variant", [[], ["split"]], ids=["six", "split"])
+def test_06_deep_lstm(variant):
+    """F1: every layer's variables on its device, the losses of one device, and 99% of the tokens right."""
+    before, after = (output("06_deep_lstm", name, *variant) for name in ("before", "after"))
+    steps = r"step (\d+): loss ([\d.e-]+), accuracy ([\d.]+)"
+    wanted, found = ([[float(n) for n in line] for line in re.findall(steps, t)] for t in (before, after))
+    assert [line[0] for line in wanted] == [100, 200, 300]
+    # Sums over micro-batches are in another order; three hundred steps of Adam carry that to the third digit.
+    np.testing.assert_allclose(found, wanted, rtol=0.05, atol=2e-3)
+    for text in (before, after):
+        assert last(text, r"token accuracy ([\d.]+)") >= [0.99]
+    held = re.findall(r"(CPU:\d)  .*numbers in (.*)", after)
+    assert [device for device, _ in held] == [f"CPU:{i}" for i in range(6)]
+    kinds = ["lstm"] * 4 + ["dense"] * 2 if variant else ["lstm"] * 6
+    for (_, names), kind in zip(held, kinds, strict=True):
+        assert kind in names
+    assert "slots" in after
+
+
 def test_08_keras_fit():
     before, after = output("08_keras_fit", "before"), output("08_keras_fit", "after")
     pattern = r"val_accuracy: ([\d.]+) - val_loss: ([\d.]+)"

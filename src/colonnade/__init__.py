@@ -21,17 +21,21 @@ from colonnade.errors import (
 )
 
 if TYPE_CHECKING:
+    from colonnade.describe.timeline import Timeline
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
     from colonnade.run.lockstep import Synchronous
+    from colonnade.run.memory import memory
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
+    from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
     from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
+    from colonnade.show.timeline import draw
 
 __version__ = "0.1.0"
 
@@ -47,17 +51,21 @@ __all__ = [
     "LeaseTimeout",
     "MissingTensorFlow",
     "NotFinite",
+    "Pipeline",
     "Placement",
     "PlacementError",
     "Record",
     "Report",
     "Synchronous",
+    "Timeline",
     "Topology",
     "Trainer",
     "Weighted",
     "broadcast",
+    "draw",
     "fit",
     "make_parallel",
+    "memory",
     "parallel",
     "placement",
     "setup",
@@ -67,16 +75,20 @@ __all__ = [
 _HOME = {
     "Checkpoint": "run.checkpoint",
     "History": "run.trainer",
+    "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
     "Record": "run.trainer",
     "Report": "run.verify",
     "Synchronous": "run.lockstep",
+    "Timeline": "describe.timeline",
     "Topology": "describe.topology",
     "Trainer": "run.trainer",
     "Weighted": "run.objective",
     "broadcast": "run.split",
+    "draw": "show.timeline",
     "fit": "run.fit",
     "make_parallel": "run.parallel",
+    "memory": "run.memory",
     "parallel": "run.parallel",
     "placement": "hardware.placement",
     "setup": "hardware.devices",

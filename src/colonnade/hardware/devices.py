@@ -5,7 +5,7 @@ only then is TensorFlow told. So nothing is half set when a request is refused.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,7 +35,9 @@ def setup(
     Args:
         devices: how many cards, or which: positions in PCI bus order, or UUIDs. All by default.
         virtual: divide the CPU, or the one card that `devices` names, into that many devices.
-        memory: what each device may take of its card: a fraction (0.9) or MiB (4096).
+        memory: what each device may take of its card: a fraction (0.9) or MiB (4096). TensorFlow knows
+            no limit for CPU devices; there it is kept, in MiB, and what does not fit by the estimate of
+            `cn.memory` is refused before it runs.
         growth: take memory as it is needed; with `memory`, up to that limit.
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair.
@@ -145,7 +147,9 @@ def _tell_tensorflow(request: Request, layout: Layout) -> None:
         tf.config.set_visible_devices([physical[i] for i in layout.visible], "GPU")
     for position, parts in zip(layout.visible, layout.parts, strict=True):
         if request.virtual is not None or any(limit is not None for limit in parts):
-            divided = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in parts]
+            # TensorFlow refuses a limit on CPU devices; those are kept here (see estimated_limit).
+            limits = parts if layout.kind == "GPU" else [None] * len(parts)
+            divided = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
             tf.config.set_logical_device_configuration(physical[position], divided)
     if layout.growth is not None:
         # TensorFlow's Python API takes a limit or growth and drops the other. Its allocator honours
@@ -154,6 +158,19 @@ def _tell_tensorflow(request: Request, layout: Layout) -> None:
     if layout.threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(layout.threads[0])
         tf.config.threading.set_inter_op_parallelism_threads(layout.threads[1])
+
+
+def estimated_limit(device: str) -> int | None:
+    """What a device may take by an estimate (bytes), where TensorFlow itself sets no limit."""
+    if _done is None or _done[1].kind != "CPU" or device not in names():
+        return None
+    limit = _done[1].parts[0][names().index(device)]
+    return None if limit is None else limit * 2**20
+
+
+def without_cards(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a process sees the CPU only."""
+    return {**environment, gpu.VISIBLE: "-1"}
 
 
 def names() -> tuple[str, ...]:

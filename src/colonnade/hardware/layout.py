@@ -52,7 +52,8 @@ def plan(request: Request, cards: Sequence[Card]) -> Layout:
     threads = _pair(request.threads)
     parts = int(request.virtual or 1)
     if not cards:
-        return Layout("CPU", (0,), ((None,) * parts,), threads=threads)
+        limit = None if request.memory is None else int(request.memory)
+        return Layout("CPU", (0,), ((limit,) * parts,), threads=threads)
     chosen = _chosen(request, cards)
     limits = tuple((_limit(request.memory, cards[i], parts),) * parts for i in chosen)
     return Layout("GPU", chosen, limits, request.growth, threads)
@@ -210,8 +211,9 @@ def _memory_problems(request: Request, cards: Sequence[Card]) -> Iterator[Proble
         rule = "must be a fraction of a card (0.9) or MiB (4096), and above 0"
         yield Problem("memory", memory, rule, "Try memory=0.9")
     elif not cards:
-        rule = "TensorFlow refuses a memory limit on CPU devices, and this process sees no cards"
-        yield Problem("memory", memory, rule, "Leave it out")
+        if memory <= 1 or not float(memory).is_integer():
+            rule = "a fraction is one of a card, and this process sees none"
+            yield Problem("memory", memory, rule, "Name MiB, a whole number: memory=512")
     elif memory > 1 and not float(memory).is_integer():
         rule = "a fraction must be at most 1, and MiB a whole number"
         yield Problem("memory", memory, rule, "Try memory=0.9 or memory=4096")

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
+from colonnade.run.crossing import Crossings
 
 # The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
 # that only the name tells of the marks in it.
@@ -27,7 +28,8 @@ class Exchange(tf.distribute.ReplicaContext):
 
     def __init__(self, mistakes: list[ColonnadeError]) -> None:
         super().__init__(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
-        self._mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
+        self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
+        self.crossings = Crossings()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
 
     def around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,10 +54,10 @@ class Exchange(tf.distribute.ReplicaContext):
         if str(getattr(reduce_op, "value", reduce_op)).upper() != "SUM":
             rule = "is no mean over the examples where slices differ in size"
             fix = "All-reduce the sum and the number of examples, and divide"
-            self._mistakes.append(
+            self.mistakes.append(
                 InvalidArgument("all_reduce()", [Problem("reduce_op", reduce_op, rule, fix)])
             )
-            raise self._mistakes[-1]
+            raise self.mistakes[-1]
         return tf.nest.map_structure(self._marked, value)
 
     def _marked(self, value: Any) -> Any:

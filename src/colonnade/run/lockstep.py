@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.run.footprint import Memory, limited, misfits, of_replicas
 from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
 from colonnade.run.residence import Residence
@@ -81,12 +82,30 @@ class Lockstep:
         """
         total = batch.size("the batch")
         assert total is not None
-        counts = sizes(total, len(self.devices))
-        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(_specs(batch, counts))]
-        check("the loss function", problems(traces))
-        first = next(iter(self._objectives.values()))
+        self._trace(batch, total)
+        if limited(self.every_device):
+            check("this training", misfits(self.memory(batch)))
         if self.residence is None:
-            self._settle(first)
+            self._settle(next(iter(self._objectives.values())))
+        self._bind()
+
+    def _trace(self, batch: Arguments, total: int) -> None:
+        counts = sizes(total, len(self.devices))
+        parts = specs(batch, counts)
+        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
+        check("the loss function", problems(traces))
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        return self.devices
+
+    def memory(self, batch: Arguments) -> Memory:
+        """An estimate of what a step on such a batch takes on each device; makes no variables."""
+        counts = sizes(batch.size("the batch") or 0, len(self.devices))
+        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
+        return of_replicas(largest, self.optimizer, self.devices, self._mode, len(counts))
+
+    def _bind(self) -> None:
         assert self.residence is not None
         for objective in self._objectives.values():
             for i in range(len(self.devices)):
@@ -105,8 +124,11 @@ class Lockstep:
             self.optimizer.build(self.parameters)
         gradients = _gradient_specs(objective.structure.gradients, self.parameters)
         slots = [getattr(v, "value", v) for v in self.optimizer.variables]
+        self._house(slots, self._update(gradients))
+
+    def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
+        """Find a home for parameters and slots."""
         self.residence = Residence(self._mode, self.devices, self.parameters, slots)
-        update = self._update(gradients)
         if self._mode == "partitioned":
             self._owners = update.owners(len(self.devices))
             self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners)
@@ -134,15 +156,8 @@ class Lockstep:
         assert total is not None
         counts = sizes(total, len(self.devices))
         order = self._order if len(counts) == len(self.devices) else star(len(counts))
-        parts = _with_factor(batch, counts)
-        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
-        bindings = [self.residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
-        components = [part.components() for part in parts]
-        results = together(traces, self.devices[: len(counts)], components, bindings, order)
-        shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
-        calls = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
-        working = self.devices[: len(counts)]
-        gradients = reduce([s.gradients for s in shares], working, order, bucket_bytes=bucket_for(working))
+        shares, calls = self._computed(batch, counts, order)
+        gradients = self._reduced([share.gradients for share in shares], order)
         loss, metrics, weight = _summed(shares)
         if weight is not None:
             gradients = [g if g is None else _divided(g, weight) for g in gradients]
@@ -152,10 +167,27 @@ class Lockstep:
             skipped = self._apply(gradients, shares, per_replica, order)
         return Outcome(loss, metrics, per_replica, skipped, [s.outputs for s in shares])
 
+    def _computed(
+        self, batch: Arguments, counts: Sequence[int], order: Order
+    ) -> tuple[list[Share], list[Any]]:
+        """What every replica adds to the step, and what to wait for until all have computed."""
+        assert self.residence is not None
+        parts = with_factor(batch, counts)
+        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
+        bindings = [self.residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+        components = [part.components() for part in parts]
+        results = together(traces, self.devices[: len(counts)], components, bindings, order)
+        shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+        return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+        working = self.devices[: len(gradients)]
+        return reduce(gradients, working, order, bucket_bytes=bucket_for(working))
+
     def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such a batch: how many replicas work, the dtype of the loss, those of the metrics."""
         counts = sizes(batch.size("the batch") or 0, len(self.devices))
-        share = self._objective(_specs(batch, counts)[0], 0, len(counts)).structure
+        share = self._objective(specs(batch, counts)[0], 0, len(counts)).structure
         return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}
 
     def state(self) -> State:
@@ -210,22 +242,34 @@ class Lockstep:
     def _written(self, gradients: list[Any], num_active: int, order: Order, value: int) -> Any:
         assert self.residence is not None
         update = self._update(_gradient_specs(gradients, self.parameters))
-        homes = self.devices if self._mode == "mirrored" else self.devices[:1]
-        full = order if len(homes) == num_active else star(len(homes))
-        copies = spread(gradients, homes, full) if len(homes) > 1 else [gradients]
-        ops = []
-        for i, (device, mine) in enumerate(zip(homes, copies, strict=True)):
-            components = tf.nest.flatten([g for g in mine if g is not None], expand_composites=True)
-            bindings = self.residence.update_bindings(i, update.captures)
-            with tf.device(None if self._mode == "partitioned" else device), tf.name_scope(f"update_{i}"):
-                handles = [
-                    bindings[c.variable.ref()] if c.variable is not None else c.tensor
-                    for c in update.captures
-                ]
-                ops.append(update.call(components, handles))
+        copies = self._spread(gradients, num_active, order)
+        ops = [self._updated(update, mine, i) for i, mine in enumerate(copies)]
         ops += [*self.residence.settle_states(num_active), self.made.assign_add(1)]
         with tf.control_dependencies(ops):
             return tf.constant(value)
+
+    def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
+        """The gradients once for every copy of the variables."""
+        if self._mode != "mirrored" or len(self.devices) == 1:
+            return [gradients]
+        full = order if len(self.devices) == num_active else star(len(self.devices))
+        return spread(gradients, self.devices, full)
+
+    def _updated(self, update: Update, gradients: list[Any], home: int) -> Any:
+        """Update one copy of the variables."""
+        assert self.residence is not None
+        components = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
+        bindings = self.residence.update_bindings(home, update.captures)
+        device = None if self._mode == "partitioned" else self.devices[home]
+        with tf.device(device), tf.name_scope(f"update_{home}"):
+            handles = [
+                bindings[c.variable.ref()] if c.variable is not None else c.tensor for c in update.captures
+            ]
+            return update.call(components, handles, self._placed(update, home))
+
+    def _placed(self, update: Update, home: int) -> Any:
+        """The function that updates one copy of the variables."""
+        return update.concrete
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         """If the guard of the update spoke: which device, step and variable; else the error as it is."""
@@ -240,7 +284,7 @@ class Lockstep:
         bad = [
             name for name, value in zip(present, table[replica, 1:], strict=False) if not np.isfinite(value)
         ]
-        device = self.devices[replica]
+        device = self._culprit(replica, bad)
         first = f"; first bad gradient: {bad[0]}" if bad else ""
         return NotFinite(
             f"{'a gradient' if column else 'the loss'} is not finite on {device} at step {step}{first}. "
@@ -249,6 +293,10 @@ class Lockstep:
             step=step,
             variable=bad[0] if bad else None,
         )
+
+    def _culprit(self, replica: int, bad: Sequence[str]) -> str:
+        """The device on which something is not finite; `bad` are the variables with such a gradient."""
+        return self.devices[replica]
 
     def _update(self, specs: Sequence[Any]) -> Update:
         key = tuple(specs)
@@ -279,12 +327,14 @@ def _penalty_trace(penalty: Callable[[], Any], parameters: Sequence[tf.Variable]
     return trace(with_gradients)
 
 
-def _with_factor(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+def with_factor(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """The slices of a batch, each behind one over the size of the whole batch."""
     factor = tf.constant(1.0 / sum(counts), tf.float64)
     return [part.prefixed(factor) for part in batch.parts(counts)]
 
 
-def _specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """What `with_factor` gives, as far as is needed to trace with."""
     return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
 
 

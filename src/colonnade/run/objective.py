@@ -83,7 +83,7 @@ class Objective(Traced):
 
     def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
         share = total_of(result, factor, rows)
-        return share, self._scale_loss(share.loss)
+        return share, self._exchange.crossings.turn(self._scale_loss(share.loss))
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))

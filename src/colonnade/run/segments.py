@@ -12,7 +12,6 @@ Each segment is a function that is made once and called on every device, as an u
 import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.run.cutting import Cutting, node_of, tensor_of
 from colonnade.run.exchange import MARK
 from colonnade.run.graph import READS
 from colonnade.run.reduce import Order, reduce, spread
@@ -62,6 +62,10 @@ def together(
 
 def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     """What is in the way of sums over replicas that run these traces."""
+    if any(traced.crossings.pipelines for traced in traces):
+        rule = "calls a pipeline, which has devices of its own"
+        yield Problem("loss", "a function", rule, "Pass it: cn.Trainer(loss, optimizer, devices=pipeline)")
+        return
     if len(traces) == 1:
         return
     fix = "Call the layer from the function itself, or leave synchronized=True out"
@@ -81,46 +85,40 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
 
 def refusals(traced: Traced) -> Iterator[Problem]:
     """What is in the way of replicas that run this trace without a word to each other."""
+    if traced.crossings.pipelines:
+        rule = "calls a pipeline, which has devices of its own"
+        yield Problem("function", "a function", rule, "Call the pipeline by itself")
     names = [name.rpartition("/")[0] or name for name in (*traced.marks, *_marks_of_called(traced))]
     for name in dict.fromkeys([*names[:1], *_still_local(traced)]):
         rule = "has synchronized=True, but replicas run by themselves here"
         yield Problem("layer", name, rule, "Use cn.Trainer or cn.fit, or leave synchronized=True out")
 
 
-@dataclass(frozen=True)
-class _Segment:
-    function: Any
-    inputs: tuple[str, ...]  # names of tensors in the trace
-    outputs: tuple[str, ...]
-
-
 class _Cut:
     """The segments of a trace."""
 
     def __init__(self, traced: Traced) -> None:
-        self._graph, self._definition = traced.concrete.graph, traced.concrete.graph.as_graph_def()
-        self._nodes = {node.name: node for node in self._definition.node}
-        self._given = {tensor.op.name for tensor in traced.concrete.inputs}
+        self._cutting = Cutting(traced)
         self._level = self._levels(traced.marks)
         self.marks = [self._level[mark] for mark in traced.marks]  # their levels
         self.depth = max(self._level.values()) + 1
         # By level: the names of sums in the trace, and what is to be summed.
         self.sums: dict[int, dict[str, str]] = defaultdict(dict)
         for mark, level in zip(traced.marks, self.marks, strict=True):
-            self.sums[level][f"{mark}:0"] = _tensor(self._nodes[mark].input[0])
+            self.sums[level][f"{mark}:0"] = tensor_of(self._cutting.nodes[mark].input[0])
         members = {level: self._members(level, set(traced.marks)) for level in range(self.depth)}
-        inputs = {level: self._inputs(names) for level, names in members.items()}
+        inputs = {level: self._cutting.inputs(names) for level, names in members.items()}
         wanted = {tensor.name for tensor in traced.concrete.outputs}
         wanted.update(*(sums.values() for sums in self.sums.values()), *inputs.values())
         self.segments = {
-            level: self._segment(level, names, inputs[level], wanted)
+            level: self._cutting.part(names, inputs[level], self._outputs(level, names, wanted))
             for level, names in members.items()
             if names
         }
 
     def _levels(self, marks: Sequence[str]) -> dict[str, int]:
         """The segment of every node. Control inputs count, so that effects keep their order."""
-        sources = {name: [_node(i) for i in node.input] for name, node in self._nodes.items()}
+        sources = self._cutting.sources
         found: dict[str, int] = {}
         # Not in the order of the GraphDef: the gradient of a loop gives the loop inputs that come later.
         for name in TopologicalSorter(sources).static_order():
@@ -128,50 +126,17 @@ class _Cut:
         return found
 
     def _members(self, level: int, marks: set[str]) -> set[str]:
-        own = {n for n, at in self._level.items() if at == level and n not in marks | self._given}
-        # Constants are repeated where they are used: shapes and axes stay known to the optimiser.
-        used = {_node(i) for name in own for i in self._nodes[name].input}
-        return own | {name for name in used if self._nodes[name].op == "Const"}
+        outside = marks | self._cutting.given
+        return self._cutting.with_constants(
+            {name for name, at in self._level.items() if at == level and name not in outside}
+        )
 
-    def _inputs(self, members: set[str]) -> list[str]:
-        """The tensors that a segment takes from outside."""
-        data = (i for n in self._order(members) for i in self._nodes[n].input if not i.startswith("^"))
-        return list(dict.fromkeys(_tensor(i) for i in data if _node(i) not in members))
-
-    def _order(self, names: set[str]) -> list[str]:
-        return [name for name in self._nodes if name in names]
-
-    def _segment(self, level: int, members: set[str], inputs: list[str], wanted: set[str]) -> _Segment:
-        outputs = sorted(t for t in wanted if _node(t) in members and self._level[_node(t)] == level)
-        part = tf.compat.v1.GraphDef(versions=self._definition.versions, library=self._definition.library)
-        for name in self._order(members):
-            node = part.node.add()
-            node.CopyFrom(self._nodes[name])
-            # A control input from an earlier segment goes: a replica's segments run one after the other.
-            node.input[:] = [i for i in node.input if not i.startswith("^") or i[1:] in members]
-            # So does the wish to sit beside a node that is elsewhere; that is always a variable's handle,
-            # and ops on a variable sit beside it anyway.
-            beside = node.attr["_class"].list.s
-            beside[:] = [group for group in beside if group.decode().removeprefix("loc:@") in members]
-            if not beside:
-                del node.attr["_class"]
-
-        @tf.autograph.experimental.do_not_convert
-        def segment(*tensors: Any) -> Any:
-            given = dict(zip(inputs, tensors, strict=True))
-            found = tf.graph_util.import_graph_def(part, input_map=given, return_elements=outputs, name="")
-            # A call without outputs could not be waited for.
-            return found or [tf.constant(0)]
-
-        known = [self.tensor(name) for name in inputs]
-        specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{MARK}_{i}") for i, t in enumerate(known)]
-        with tf.init_scope():
-            function = tf.function(segment, autograph=False).get_concrete_function(*specs)
-        return _Segment(function, tuple(inputs), tuple(outputs))
+    def _outputs(self, level: int, members: set[str], wanted: set[str]) -> list[str]:
+        return [t for t in wanted if node_of(t) in members and self._level[node_of(t)] == level]
 
     def tensor(self, name: str) -> Any:
         """A tensor of the trace."""
-        return self._graph.get_tensor_by_name(name)
+        return self._cutting.tensor(name)
 
 
 class _Replica:
@@ -274,13 +239,3 @@ def _reached(sources: set[str], traced: Traced) -> set[str]:
         if name not in traced.marks and not found.isdisjoint(inputs[name]):
             found.add(name)
     return found
-
-
-def _node(name: str) -> str:
-    """The node of an input: `x`, `x:1` or `^x`."""
-    return name.removeprefix("^").partition(":")[0]
-
-
-def _tensor(name: str) -> str:
-    """The name of an input with the number of the output."""
-    return name if ":" in name else f"{name}:0"

@@ -121,6 +121,8 @@ class Traced:
         self.captures = captures(self.concrete)
         # The ops that stand for sums over the replicas.
         self.marks = self._exchange.marks(self.concrete.graph)
+        # Those at which a value goes on to another stage of a pipeline.
+        self.crossings = self._exchange.crossings
         self._refuse_iterators(fn)
         if voice:
             voice.refuse_others_numbers(self.concrete.graph.as_graph_def(), f"the function {_name(fn)}")

@@ -12,14 +12,17 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.checkpoint import Checkpoint
+from colonnade.run.conveyor import Conveyor, PipelineEvaluation
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed, is_generator
+from colonnade.run.footprint import Memory
 from colonnade.run.interruption import Interruption, interactive, interruptible, leave
 from colonnade.run.keeper import Keeper, Moment
 from colonnade.run.lockstep import Lockstep, Synchronous
 from colonnade.run.loop import Loop, Stream
 from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
+from colonnade.run.pipeline import Pipeline
 from colonnade.run.position import generator_problem
 from colonnade.run.progress import Progress
 from colonnade.run.reduce import order_for
@@ -67,7 +70,7 @@ class Trainer:
         loss: a function of a batch that returns one loss per example (see `docs/trainer.md`); its
             variables are found by tracing it.
         optimizer: any Keras 3 optimizer; it is applied to the gradient of the global batch.
-        devices: how many devices, or which; all by default.
+        devices: how many devices, or which; all by default. Or a `cn.Pipeline` that the loss calls.
         sync: how replicas work together.
         variables: where variables live: `shared`, `mirrored` or `partitioned`; `auto` is shared on
             virtual CPU devices and mirrored on cards.
@@ -93,33 +96,42 @@ class Trainer:
         loss: Callable[..., Any],
         optimizer: Any,
         *,
-        devices: Devices = None,
+        devices: Devices | Pipeline = None,
         sync: Synchronous | None = None,
         variables: str = "auto",
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
     ) -> None:
-        self.devices = hardware.resolve(devices, "Trainer()")
+        self.devices = (
+            devices.devices if isinstance(devices, Pipeline) else hardware.resolve(devices, "Trainer()")
+        )
         check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
-        mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
         self.step = self.examples = self.skipped = 0
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: dict[Path, list[int]] = {}
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
+        mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
         self._how = {"sync": type(sync or Synchronous()).__name__, "variables": mode}
-        self._engine = Lockstep(
-            loss,
-            optimizer,
-            self.devices,
-            mode=mode,
-            penalty=penalty,
-            on_nan=on_nan,
-            order=order_for(self.devices),
-        )
+        self._engine: Lockstep
+        self._evaluation: Evaluation
+        if isinstance(devices, Pipeline):
+            check("Trainer()", _pipeline_problems(variables))
+            self._engine = Conveyor(devices, loss, optimizer, penalty=penalty, on_nan=on_nan)
+            self._evaluation = PipelineEvaluation(devices, loss)
+        else:
+            self._engine = Lockstep(
+                loss,
+                optimizer,
+                self.devices,
+                mode=mode,
+                penalty=penalty,
+                on_nan=on_nan,
+                order=order_for(self.devices),
+            )
+            self._evaluation = Evaluation(loss, self.devices)
         self._loop = Loop(self._engine)
-        self._evaluation = Evaluation(loss, self.devices)
 
     @property
     def optimizer(self) -> Any:
@@ -133,6 +145,10 @@ class Trainer:
     def homes(self) -> dict[str, str]:
         """Where each parameter and each variable of the optimizer lives; empty before the first step."""
         return self._engine.residence.homes() if self._engine.residence is not None else {}
+
+    def memory(self, *batch: Any) -> Memory:
+        """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it."""
+        return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -188,7 +204,7 @@ class Trainer:
         with (
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(self._expected(dataset, steps, passes), logdir, self.devices, show=progress) as shown,
+            Progress(self._expected(dataset, steps, passes), logdir, self._engine.devices, show=progress) as shown,
             self._keeper(checkpoint, epochs) as keeper,
         ):
             arranged = dataset if keeper is None else keeper.arranged(dataset)
@@ -362,6 +378,12 @@ def _problems(
         yield Problem("on_nan", on_nan, "must be stop or skip", "Leave it out to stop")
     if reduce != "auto":
         yield Problem("reduce", reduce, "must be auto", "Leave it out")
+
+
+def _pipeline_problems(variables: Any) -> Iterator[Problem]:
+    if variables != "auto":
+        rule = "has no meaning for a pipeline, whose variables live with their stages"
+        yield Problem("variables", variables, rule, "Leave it out")
 
 
 def _fit_problems(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:

@@ -41,19 +41,21 @@ class Update:
             self.concrete = tf.function(apply, autograph=False).get_concrete_function(*self._specs)
         self.captures = captures(self.concrete)
 
-    def call(self, gradients: Sequence[Any], handles: Sequence[Any]) -> Any:
-        """Apply the gradients, given as plain tensors, to the variables of these handles."""
-        return tf.raw_ops.StatefulPartitionedCall(
-            args=[*gradients, *handles], Tout=[tf.int32], f=self.concrete
-        )[0]
+    def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any) -> Any:
+        """Apply the gradients, given as plain tensors, to the variables of these handles.
 
-    def owners(self, num_devices: int) -> dict[Any, int]:
-        """The device of each variable, by its ref: parameters dealt by size, their slots with them.
+        `function` is `concrete`, or what `placed` made of it.
+        """
+        return tf.raw_ops.StatefulPartitionedCall(args=[*gradients, *handles], Tout=[tf.int32], f=function)[0]
+
+    def owners(self, num_devices: int, given: Sequence[int] | None = None) -> dict[Any, int]:
+        """The device of each variable, by its ref: parameters as given or dealt by size, slots with them.
 
         What serves several parameters, such as the learning rate, is device 0's.
         """
         weights = [p.shape.num_elements() * p.dtype.size for p in self._parameters]
-        owners = dict(zip([p.ref() for p in self._parameters], dealt(weights, num_devices), strict=True))
+        places = dealt(weights, num_devices) if given is None else given
+        owners = dict(zip([p.ref() for p in self._parameters], places, strict=True))
         served = self._served()
         for tensor, capture in zip(self._handles(), self.captures, strict=True):
             if capture.variable is not None and capture.variable.ref() not in owners:
@@ -63,6 +65,10 @@ class Update:
 
     def place(self, owners: Mapping[Any, int], devices: Sequence[str]) -> None:
         """Put every op that works for one parameter alone on the device of its owner."""
+        self.concrete = self.placed(owners, devices)
+
+    def placed(self, owners: Mapping[Any, int], devices: Sequence[str]) -> Any:
+        """The update with every op that works for one parameter alone on the device of its owner."""
         graph = self.concrete.graph.as_graph_def()
         served = self._served()
         for node in graph.node:
@@ -81,7 +87,7 @@ class Update:
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.concrete.inputs]
         with tf.init_scope():
-            self.concrete = tf.function(placed, autograph=False).get_concrete_function(*specs)
+            return tf.function(placed, autograph=False).get_concrete_function(*specs)
 
     def _handles(self) -> list[Any]:
         return self.concrete.inputs[len(self.concrete.inputs) - len(self.captures) :]

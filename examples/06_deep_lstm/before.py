@@ -1,0 +1,71 @@
+"""A deep LSTM that says every token again, two steps later: six layers on one device.
+
+python examples/06_deep_lstm/before.py            # six LSTM layers
+python examples/06_deep_lstm/before.py split      # four, and an output layer in two parts
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import colonnade as cn
+
+cn.setup(virtual=1)
+
+VOCABULARY, LENGTH, DELAY, WIDTH = 12, 8, 2, 48
+STEPS, BATCH = 300, 64
+
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(1)
+tokens = rng.integers(1, VOCABULARY, [4096, LENGTH]).astype("int32")
+targets = np.concatenate([np.zeros([len(tokens), DELAY], "int32"), tokens[:, :-DELAY]], axis=1)
+
+split = sys.argv[1:] == ["split"]
+embedding = keras.layers.Embedding(VOCABULARY, WIDTH)
+lstms = [keras.layers.LSTM(WIDTH, return_sequences=True) for _ in range(4 if split else 6)]
+outputs = [keras.layers.Dense(n) for n in ((VOCABULARY // 2,) * 2 if split else (VOCABULARY,))]
+
+
+def first(tokens):
+    return lstms[0](embedding(tokens))
+
+
+def deeper(layer):
+    return lambda x: x + layer(x)  # what comes in goes on beside the layer, or six layers hardly learn
+
+
+def upper_half(x):
+    return x, outputs[0](x)
+
+
+def lower_half(values):
+    return tf.concat([values[1], outputs[1](values[0])], axis=-1)
+
+
+def last(x):
+    return outputs[0](x + lstms[-1](x))
+
+
+middle = [deeper(layer) for layer in (lstms[1:] if split else lstms[1:-1])]
+stages = [first, *middle, *((upper_half, lower_half) if split else (last,))]
+
+
+def model(x):
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def loss(x, y):
+    logits = model(x)
+    losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+    right = keras.metrics.sparse_categorical_accuracy(y, logits)
+    return tf.reduce_mean(losses, axis=1), {"accuracy": tf.reduce_mean(right, axis=1)}
+
+
+trainer = cn.Trainer(loss, keras.optimizers.Adam(4e-3))
+trainer.fit((tokens[:-512], targets[:-512]), batch_size=BATCH, steps=STEPS, log_every=100)
+tested = trainer.evaluate((tokens[-512:], targets[-512:]), batch_size=256)
+print(f"token accuracy {tested.metrics['accuracy']:.4f}, loss {tested.loss:.4f}")

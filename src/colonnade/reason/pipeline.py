@@ -1,0 +1,162 @@
+"""In which order the stages of a pipeline work on micro-batches: generators, executed and simulated alike.
+
+A schedule yields slots. The tasks of a slot run at once, one per stage at most, and each finds what it
+needs among the tasks of earlier slots. In the tables a slot is as long as a task.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """One stage at work on one micro-batch, forward or backward."""
+
+    stage: int
+    micro_batch: int
+    backward: bool = False
+
+    def __str__(self) -> str:
+        return f"{'B' if self.backward else 'F'}{self.micro_batch}"
+
+
+Slot = tuple[Task, ...]
+Schedule = Callable[[int, int], Iterator[Slot]]
+
+
+# One micro-batch at a time, there and back. 2 stages, 3 micro-batches; 2 x stages x micro-batches slots:
+#
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0       B0 F1       B1 F2       B2
+#   stage 1 |    F0 B0       F1 B1       F2 B2
+def sequential(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """No two stages work at once: what a model too large for a device costs without micro-batches.
+
+    Example:
+        >>> [[str(task) for task in slot] for slot in sequential(2, 1)]
+        [['F0'], ['F0'], ['B0'], ['B0']]
+    """
+    turns = [(m, backward) for m in range(num_micro_batches) for backward in (False, True)]
+    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
+
+
+# Everything forward, then everything back. 3 stages, 4 micro-batches; 2 x (m + s - 1) slots:
+#
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0 F1 F2 F3             B3 B2 B1 B0
+#   stage 1 |    F0 F1 F2 F3       B3 B2 B1 B0
+#   stage 2 |       F0 F1 F2 F3 B3 B2 B1 B0
+def gpipe(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """A stage keeps the activations of all micro-batches until they come back.
+
+    Example:
+        >>> alive(gpipe(3, 8))
+        (8, 8, 8)
+    """
+    there = range(num_micro_batches)
+    turns = [*((m, False) for m in there), *((m, True) for m in reversed(there))]
+    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
+
+
+# As many forward as there are stages ahead, then one forward and one backward in turn, then the rest
+# back. 3 stages, 4 micro-batches; as many slots as gpipe:
+#
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0 F1 F2       B0 F3 B1    B2    B3
+#   stage 1 |    F0 F1    B0 F2 B1 F3 B2    B3
+#   stage 2 |       F0 B0 F1 B1 F2 B2 F3 B3
+def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """A stage keeps the activations of as many micro-batches as there are stages from it to the last.
+
+    Example:
+        >>> alive(one_forward_one_backward(3, 8))
+        (3, 2, 1)
+    """
+    orders = []
+    for k in range(num_stages):
+        ahead = min(num_stages - 1 - k, num_micro_batches)
+        turns = [(m, False) for m in range(ahead)]
+        for m in range(num_micro_batches - ahead):
+            turns += [(ahead + m, False), (m, True)]
+        turns += [(m, True) for m in range(num_micro_batches - ahead, num_micro_batches)]
+        orders.append([Task(k, *turn) for turn in turns])
+    return _slots(orders)
+
+
+# What is left of gpipe where nothing is differentiated. 3 stages, 4 micro-batches; m + s - 1 slots:
+#
+#   slot    | 0  1  2  3  4  5
+#   stage 0 | F0 F1 F2 F3
+#   stage 1 |    F0 F1 F2 F3
+#   stage 2 |       F0 F1 F2 F3
+def forward(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """All micro-batches forward, one behind the other.
+
+    Example:
+        >>> len(list(forward(3, 4)))
+        6
+    """
+    return _slots([[Task(k, m) for m in range(num_micro_batches)] for k in range(num_stages)])
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "sequential": sequential,
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+}
+
+
+def alive(slots: Iterable[Slot]) -> tuple[int, ...]:
+    """For each stage, of how many micro-batches it keeps activations at most.
+
+    Example:
+        >>> alive(one_forward_one_backward(2, 8))
+        (2, 1)
+    """
+    now: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for task in (task for slot in slots for task in slot):
+        if task.backward:
+            now[task.stage] -= 1
+        else:
+            now[task.stage] = now.get(task.stage, 0) + 1
+            most[task.stage] = max(most.get(task.stage, 0), now[task.stage])
+    return tuple(most[stage] for stage in sorted(most))
+
+
+def drawn(slots: Iterable[Slot]) -> str:
+    """The table of a schedule, a line per stage.
+
+    Example:
+        >>> print(drawn(gpipe(2, 2)))
+        slot    | 0  1  2  3  4  5
+        stage 0 | F0 F1       B1 B0
+        stage 1 |    F0 F1 B1 B0
+    """
+    columns = [{task.stage: str(task) for task in slot} for slot in slots]
+    stages = range(1 + max(stage for column in columns for stage in column))
+    rows = [("slot", [str(i) for i in range(len(columns))])]
+    rows += [(f"stage {k}", [column.get(k, "") for column in columns]) for k in stages]
+    lines = [f"{head:7} | {' '.join(f'{cell:2}' for cell in cells)}" for head, cells in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _slots(orders: Sequence[Sequence[Task]]) -> Iterator[Slot]:
+    """Every stage takes its tasks in order, each as soon as what it needs is there."""
+    done: set[Task] = set()
+    at = [0] * len(orders)
+    while any(i < len(order) for i, order in zip(at, orders, strict=True)):
+        heads = [order[i] for i, order in zip(at, orders, strict=True) if i < len(order)]
+        slot = tuple(task for task in heads if _needed(task, len(orders)) in (None, *done))
+        assert slot, "the orders of the stages wait for each other"
+        for task in slot:
+            at[task.stage] += 1
+        done.update(slot)
+        yield slot
+
+
+def _needed(task: Task, num_stages: int) -> Task | None:
+    """The task of another stage, or its own forward, whose result a task takes."""
+    if not task.backward:
+        return task._replace(stage=task.stage - 1) if task.stage else None
+    last = task.stage == num_stages - 1
+    return task._replace(backward=False) if last else task._replace(stage=task.stage + 1)

@@ -1,0 +1,99 @@
+"""What the layers of a pipeline cost on this machine: measured, so that stages can be balanced."""
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.reason.placement import Layer
+from colonnade.run.footprint import play_of, size_of
+from colonnade.run.layers import Chain, Network, Stage
+from colonnade.run.rehearsal import Play, Seen, rehearse
+from colonnade.run.residence import Residence
+from colonnade.run.split import Arguments
+from colonnade.run.trace import Traced
+
+# Of so many runs of a layer the fastest counts.
+REPEATS = 3
+
+
+def measured(
+    layers: Chain | Network,
+    values: dict[Hashable, Any],
+    training: bool | None,
+    device: str,
+    optimizer: Any = None,
+    *,
+    with_memory: bool = False,
+) -> list[Layer]:
+    """Time for forward and backward of every layer, one after the other, on inputs like `values`.
+
+    The inputs are zeros. Variables are read where they are; what a layer changes, it changes in a copy.
+    `with_memory` asks for an estimate of the bytes as well, with what `optimizer` keeps.
+    """
+    with tf.init_scope():
+        known = tf.nest.map_structure(_zeros, values, expand_composites=True)
+        seconds, works = [], []
+        for i in range(len(layers.names)):
+            stage = layers.stage(i, i + 1)
+            taken = Arguments(([known[key] for key in stage.takes],), {})
+            works.append(_Work(stage, taken, training))
+            time, results = _timed(works[-1], taken, device)
+            known.update(zip(stage.gives, results, strict=True))
+            seconds.append(time)
+        named = zip(layers.names, seconds, strict=True)
+        if not with_memory:
+            return [Layer(name, time) for name, time in named]
+        seen = rehearse([work.play(optimizer) for work in works])
+        return [
+            Layer(name, time, *work.bytes(one))
+            for (name, time), work, one in zip(named, works, seen, strict=True)
+        ]
+
+
+class _Work(Traced):
+    """A layer traced with its gradient."""
+
+    def __init__(self, stage: Stage, taken: Arguments, training: bool | None) -> None:
+        self.parameters: list[tf.Variable] = []
+
+        def both(values):  # type: ignore[no-untyped-def]
+            with tf.GradientTape() as tape:
+                smooth = [v for v in tf.nest.flatten(values) if v.dtype.is_floating]
+                tape.watch(smooth)
+                results = stage.call(values, training)
+                ends = [t for t in tf.nest.flatten(results) if t.dtype.is_floating]
+            self.parameters = list(tape.watched_variables())
+            found = tape.gradient(ends, [*smooth, *self.parameters])
+            return {"results": results, "inputs": found[: len(smooth)], "gradients": found[len(smooth) :]}
+
+        super().__init__(both, taken)
+
+    def play(self, optimizer: Any) -> Play:
+        gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
+        return play_of(self, self.parameters, gradients, optimizer)
+
+    def bytes(self, seen: Seen) -> tuple[int, int]:
+        """What stays, and what a micro-batch takes besides."""
+        gradients = seen.acts[0].after
+        return sum(map(size_of, self.variables)) + seen.slots + gradients, seen.acts[0].peak - gradients
+
+
+def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
+    handles = Residence("shared", [device], [], []).bindings(0, traced.captures)
+    times = []
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        leaves = traced.on(device, taken.components(), handles)
+        for leaf in leaves:
+            if isinstance(leaf, tf.Tensor):
+                leaf.numpy()  # on a card, only what has arrived here has been computed
+        times.append(time.perf_counter() - begin)
+    return min(times[1:]), traced.pack(leaves)["results"]
+
+
+def _zeros(value: Any) -> Any:
+    if not tf.is_tensor(value):
+        return value
+    return tf.zeros([size or 1 for size in value.shape], value.dtype)

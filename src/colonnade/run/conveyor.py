@@ -1,0 +1,257 @@
+"""Training with a pipeline: the legs of every micro-batch in the order of a schedule, then one update.
+
+Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
+optimizer keeps for it, on the device of the first stage that uses it, once in every row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import Problem, check
+from colonnade.hardware.devices import are_cards
+from colonnade.reason.pipeline import forward
+from colonnade.run.evaluation import Evaluation
+from colonnade.run.footprint import Memory, of_pipeline
+from colonnade.run.legs import Legs, untied
+from colonnade.run.lockstep import Lockstep, specs, with_factor
+from colonnade.run.objective import Objective, Share
+from colonnade.run.passage import Passage
+from colonnade.run.pipeline import Pipeline
+from colonnade.run.reduce import Order, order_for, reduce, spread, star
+from colonnade.run.split import Arguments
+from colonnade.run.stagewise import Stagewise
+from colonnade.run.trace import Traced, Voice, unconverted
+from colonnade.run.update import Update
+
+
+class Conveyor(Lockstep):
+    """Builds the graph of a synchronous step in which a pipeline takes the place of each replica."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        *,
+        penalty: Callable[[], Any] | None,
+        on_nan: str | None,
+    ) -> None:
+        super().__init__(
+            # A trace cannot be cut inside a tf.function, so its Python function is traced.
+            getattr(loss, "python_function", loss),
+            optimizer,
+            [row[-1] for row in pipeline.rows],
+            mode="partitioned",
+            penalty=penalty,
+            on_nan=on_nan,
+            order=star(len(pipeline.rows)),
+        )
+        self._pipeline, self._rows = pipeline, pipeline.rows
+        pipeline.optimizer = optimizer
+        self._legs: dict[Objective, Legs] = {}
+        self._stage_of: dict[Any, int] = {}  # by the ref of a variable
+        self._homes: dict[Any, int] = {}  # the stages of parameters and slots, by their refs
+        self._functions: dict[tuple[Update, int], Any] = {}
+
+    def _trace(self, batch: Arguments, total: int) -> None:
+        flat = [count for row in self._pipeline.counts(total) for count in row]
+        traces = [self._objective(part, i, len(flat)) for i, part in enumerate(specs(batch, flat))]
+        check("the loss function", refusals(traces, self._pipeline))
+        for traced in traces:
+            if traced not in self._legs:
+                self._legs[traced] = Legs(
+                    traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices)
+                )
+                check("the loss function", untied(self._legs[traced], self._pipeline.tied))
+
+    def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
+        """One trace for micro-batches of one shape; one each where they draw seeded numbers."""
+        common = self._cached(part, None)
+        if num_replicas == 1 or not common.repeats:
+            return common
+        return self._cached(part, Voice(replica, self.devices[0], True))
+
+    def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
+        for legs in self._legs.values():
+            self._stage_of.update({ref: min(stages) for ref, stages in legs.users.items()})
+        given = [self._stage_of[parameter.ref()] for parameter in self.parameters]
+        self._homes = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
+        self.residence = Stagewise(self._rows, self._stage_of | self._homes, self.parameters, slots)
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        return self._pipeline.devices
+
+    def memory(self, batch: Arguments) -> Memory:
+        total = batch.size("the batch") or 0
+        self._trace(batch, total)
+        counts = self._pipeline.counts(total)[0]
+        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
+        pipeline = self._pipeline
+        return of_pipeline(
+            largest, self._legs[largest], self.optimizer, self._rows, len(counts), pipeline.schedule
+        )
+
+    def _bind(self) -> None:
+        assert isinstance(self.residence, Stagewise)
+        for objective in self._objectives.values():
+            for row in range(len(self._rows)):
+                for stage in range(self._pipeline.num_stages):
+                    self.residence.at_stage(row, stage, objective.captures)
+
+    def _computed(
+        self, batch: Arguments, counts: Sequence[int], order: Order
+    ) -> tuple[list[Share], list[Any]]:
+        assert isinstance(self.residence, Stagewise)
+        split = self._pipeline.counts(sum(counts))
+        parts = iter(with_factor(batch, [count for row in split for count in row]))
+        shares, calls, stamps = [], [], []
+        for number, (devices, row) in enumerate(zip(self._rows, split, strict=False)):
+            mine = [next(parts) for _ in row]
+            first = sum(len(other) for other in split[:number])
+            total = sum(len(other) for other in split)
+            traces = [self._objective(part, first + i, total) for i, part in enumerate(mine)]
+            passage = Passage(devices, number)
+            for traced, part in zip(traces, mine, strict=True):
+                handles = [
+                    self.residence.at_stage(number, stage, traced.captures) for stage in range(len(devices))
+                ]
+                passage.add(traced, self._legs[traced], part.components(), handles)
+            passage.run(self._pipeline.schedule(len(devices), len(row)))
+            shares.append(self._sum(passage, traces))
+            calls += passage.last
+            stamps += passage.stamps
+        calls.append(self._pipeline.note(stamps))
+        return shares, calls
+
+    def _sum(self, passage: Passage, traces: Sequence[Objective]) -> Share:
+        """What the micro-batches of a row add together; gradients stay on the devices of their stages."""
+        shares = [traced.pack(passage.leaves(i)) for i, traced in enumerate(traces)]
+        home = passage.devices[-1]
+        gradients = []
+        for parameter, column in zip(
+            self.parameters, zip(*(shares[i].gradients for i in passage.order), strict=True), strict=True
+        ):
+            device = passage.devices[self._stage_of[parameter.ref()]]
+            gradients.append(_accumulated(column, device))
+        with tf.device(home):
+            return Share(
+                loss=tf.add_n([share.loss for share in shares]),
+                weight=None if shares[0].weight is None else tf.add_n([share.weight for share in shares]),
+                metrics={k: tf.add_n([share.metrics[k] for share in shares]) for k in shares[0].metrics},
+                outputs=[share.outputs for share in shares],
+                gradients=gradients,
+                health=tf.add_n([share.health for share in shares]),
+            )
+
+    def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+        found: list[Any] = [None] * len(self.parameters)
+        for mine, devices in self._by_stage(len(gradients)):
+            of_stage = [[row[i] for i in mine] for row in gradients]
+            for i, total in zip(mine, reduce(of_stage, devices, order_for(devices)), strict=True):
+                found[i] = total
+        return found
+
+    def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
+        rows: list[list[Any]] = [[None] * len(gradients) for _ in self._rows]
+        for mine, devices in self._by_stage(len(rows)):
+            copies = spread([gradients[i] for i in mine], devices, order_for(devices))
+            for row, copy in zip(rows, copies, strict=True):
+                for i, gradient in zip(mine, copy, strict=True):
+                    row[i] = gradient
+        return rows
+
+    def _by_stage(self, num_rows: int) -> Iterator[tuple[list[int], list[str]]]:
+        """The parameters of each stage, by their positions, and the stage's devices in some rows."""
+        stages = [self._stage_of[parameter.ref()] for parameter in self.parameters]
+        for stage in range(self._pipeline.num_stages):
+            yield [i for i, at in enumerate(stages) if at == stage], [r[stage] for r in self._rows[:num_rows]]
+
+    def _placed(self, update: Update, home: int) -> Any:
+        if (update, home) not in self._functions:
+            self._functions[update, home] = update.placed(self._homes, self._rows[home])
+        return self._functions[update, home]
+
+    def _culprit(self, replica: int, bad: Sequence[str]) -> str:
+        stages = [self._stage_of[p.ref()] for p in self.parameters if p.name in bad[:1]]
+        return self._rows[replica][stages[0]] if stages else self.devices[replica]
+
+    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        counts = self._pipeline.counts(batch.size("the batch") or 0)
+        flat = [count for row in counts for count in row]
+        share = self._objective(specs(batch, flat)[0], 0, len(flat)).structure
+        return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}
+
+
+class PipelineEvaluation(Evaluation):
+    """Runs a loss function over data in a pipeline; variables are read where they are."""
+
+    def __init__(self, pipeline: Pipeline, loss: Callable[..., Any]) -> None:
+        super().__init__(getattr(loss, "python_function", loss), pipeline.devices)
+        self._pipeline = pipeline
+
+    def _compile(self, arguments: Arguments) -> Any:
+        pipeline, stages = self._pipeline, range(self._pipeline.num_stages)
+        split = pipeline.counts(arguments.size("evaluate()") or 0)
+        flat = [count for row in split for count in row]
+        traces = [self._trace(arguments.resized(count)) for count in flat]
+        check("the loss function", refusals(traces, pipeline))
+        legs = {traced: Legs(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
+        for row in range(len(split)):
+            for stage in stages:
+                for traced in legs:
+                    self._residence.bindings(row * len(stages) + stage, traced.captures)
+
+        @unconverted
+        def sums(*components: Any) -> Any:
+            parts = zip(arguments.with_components(components).parts(flat), traces, strict=True)
+            found = []
+            for number, row in enumerate(split):
+                passage = Passage(pipeline.rows[number], number)
+                mine = [next(parts) for _ in row]
+                for part, traced in mine:
+                    replicas = [number * len(stages) + stage for stage in stages]
+                    handles = [self._residence.bindings(i, traced.captures) for i in replicas]
+                    passage.add(traced, legs[traced], part.components(), handles)
+                passage.run(forward(len(stages), len(row)))
+                found += [traced.pack(passage.leaves(i)) for i, (_, traced) in enumerate(mine)]
+            return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
+
+        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        return tf.function(sums, autograph=False).get_concrete_function(*specs)
+
+
+def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
+    """What is in the way of a pipeline that runs these traces."""
+    called = [one for traced in traces for one in traced.crossings.pipelines]
+    if not called or any(one is not pipeline for one in called):
+        rule = "does not call the pipeline of the trainer" if not called else "calls another pipeline"
+        yield Problem("loss", "a function", rule, "Call the one that is passed as devices=")
+        return
+    for traced in traces:
+        marks = traced.crossings.marks(traced.concrete.graph)
+        if pipeline.num_stages > 1 and not any(m.target < pipeline.num_stages for m in marks.values()):
+            rule = "calls the pipeline inside a loop, a branch or a tf.function, where a trace cannot be cut"
+            yield Problem("loss", "a function", rule, "Call it from the loss function itself")
+            return
+        for name in traced.marks[:1]:
+            rule = "has synchronized=True, and the micro-batches of a pipeline come one after the other"
+            yield Problem("layer", name.rpartition("/")[0] or name, rule, "Leave synchronized=True out")
+            return
+
+
+def _accumulated(gradients: Sequence[Any], device: str) -> Any:
+    """A gradient of all micro-batches, added up as they come, so that one copy is kept and not all."""
+    if gradients[0] is None:
+        return None
+    with tf.device(device):
+        if isinstance(gradients[0], tf.IndexedSlices):
+            values = tf.concat([gradient.values for gradient in gradients], axis=0)
+            indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
+            return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
+        total = gradients[0]
+        for gradient in gradients[1:]:
+            total = total + gradient
+        return total

@@ -1,0 +1,75 @@
+"""Where the variables of a pipeline live: with the first stage that uses them, once in every row."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.graph import Capture
+from colonnade.run.residence import Bindings, Residence, State, another_stream, copy_of, is_random_state
+
+
+class Stagewise(Residence):
+    """Copies of variables on the devices of their stages; the user's own take the values after steps."""
+
+    def __init__(
+        self,
+        rows: Sequence[Sequence[str]],
+        stage_of: Mapping[Any, int],
+        parameters: Sequence[tf.Variable],
+        slots: Sequence[tf.Variable],
+    ) -> None:
+        super().__init__("partitioned", [row[0] for row in rows], parameters, slots)
+        self._rows, self._stage_of = rows, stage_of
+        self._handles: dict[tuple[int, int, Any], Any] = {}
+        for variable in [*parameters, *slots]:
+            for row in range(len(rows)):
+                self._copy(row, variable)
+
+    def _device(self, row: int, variable: tf.Variable) -> str:
+        return self._rows[row][self._stage_of.get(variable.ref(), 0)]
+
+    def _copy(self, row: int, variable: tf.Variable) -> tf.Variable:
+        copies = self._copies[row]
+        if variable.ref() not in copies:
+            copies[variable.ref()] = copy_of(variable, self._device(row, variable))
+        return copies[variable.ref()]
+
+    def at_stage(self, row: int, stage: int, captures: Iterable[Capture]) -> Bindings:
+        """The handles with which the legs of a stage are called.
+
+        Each stage has a handle of its own, also for a variable that is tied to another: TensorFlow runs
+        calls with the same handle one after the other.
+        """
+        found: Bindings = {}
+        for capture in captures:
+            if capture.variable is None:
+                continue
+            key = (row, stage, capture.variable.ref())
+            if key not in self._handles:
+                source = (
+                    self._state(capture).copies[row] if capture.written else self._copy(row, capture.variable)
+                )
+                with tf.init_scope(), tf.device(source.device):
+                    self._handles[key] = tf.identity(source.handle)
+            found[capture.variable.ref()] = self._handles[key]
+        return found
+
+    def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        return self.at_stage(replica, -1, captures)
+
+    def _state(self, capture: Capture) -> State:
+        variable = capture.variable
+        if variable.ref() not in self.states:
+            rows = range(len(self._rows))
+            copies = tuple(copy_of(variable, self._device(row, variable)) for row in rows)
+            random = is_random_state(capture)
+            if random:
+                for row, copy in enumerate(copies):
+                    copy.assign(another_stream(variable, row))
+            self.states[variable.ref()] = State(variable, copies, random)
+        return self.states[variable.ref()]
+
+    def leave(self) -> None:
+        for variable in [*self.parameters, *self.slots]:
+            variable.assign(self._copies[0][variable.ref()])

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import colonnade as cn
+from colonnade.describe.timeline import Event, Timeline
+from colonnade.reason.pipeline import SCHEDULES
+
+
+def of_schedule(name, stages, micro_batches):
+    """A schedule whose tasks all take a second, as it would have been measured."""
+    return Timeline.of(
+        Event(f"CPU:{k}", 100.0 + at, 101.0 + at, "backward" if backward else "forward", k, m)
+        for at, slot in enumerate(SCHEDULES[name](stages, micro_batches))
+        for k, m, backward in slot
+    )
+
+
+@given(st.integers(1, 5), st.integers(1, 7))
+def test_slots_of_the_schedules(stages, m):
+    """F2: about m + s - 1 slots where stages overlap, m x s where they do not."""
+    assert of_schedule("1f1b", stages, m).slots == pytest.approx(m + stages - 1)
+    assert of_schedule("gpipe", stages, m).slots == pytest.approx(m + stages - 1)
+    assert of_schedule("sequential", stages, m).slots == pytest.approx(m * stages)
+
+
+def test_what_it_tells():
+    timeline = of_schedule("gpipe", 2, 3)
+    assert timeline.events[0].start == 0
+    assert timeline.span == 8
+    assert timeline.devices == ("CPU:0", "CPU:1")
+    assert timeline.busy("CPU:0") == 6
+    assert timeline.overlap == pytest.approx(4 / 12)
+    assert of_schedule("sequential", 2, 3).overlap == 0
+    assert (Timeline(()).span, Timeline(()).slots, Timeline(()).overlap) == (0, 0, 0)
+
+
+def test_json_both_ways():
+    timeline = of_schedule("1f1b", 3, 4)
+    assert Timeline.from_json(timeline.to_json()) == timeline
+    for wrong in ("[]", "{}", '{"events": [3]}', '{"events": [{"device": "CPU:0"}]}'):
+        with pytest.raises(cn.InvalidArgument, match="Pass what to_json"):
+            Timeline.from_json(wrong)
+
+
+def test_a_trace_for_perfetto():
+    trace = json.loads(of_schedule("1f1b", 2, 2).to_chrome())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
+    assert names == {0: "CPU:0", 1: "CPU:1"}
+    tasks = [event for event in trace if event["ph"] == "X"]
+    assert [(e["tid"], e["name"], e["ts"], e["dur"]) for e in tasks[:2]] == [
+        (0, "F0", 0, 1e6),
+        (0, "F1", 1e6, 1e6),
+    ]
+    assert len(tasks) == 8
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture(tmp_path, suffix):
+    path = cn.draw(of_schedule("1f1b", 3, 4), tmp_path / f"timeline.{suffix}")
+    text = path.read_bytes()
+    assert len(text) > 5000
+    if suffix == "svg":
+        assert b"CPU:2" in text or text.count(b"<path") > 24  # a box per task at least
