@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.fit import fit
+    from colonnade.run.local import DiLoCo, Elastic, LocalSGD
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
@@ -34,9 +35,12 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyStarted",
     "ColonnadeError",
+    "DiLoCo",
+    "Elastic",
     "History",
     "InvalidArgument",
     "LeaseTimeout",
+    "LocalSGD",
     "MissingTensorFlow",
     "NotFinite",
     "Placement",
@@ -57,7 +61,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "DiLoCo": "run.local",
+    "Elastic": "run.local",
     "History": "run.trainer",
+    "LocalSGD": "run.local",
     "Placement": "hardware.placement",
     "Record": "run.trainer",
     "Report": "run.verify",

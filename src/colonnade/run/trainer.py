@@ -3,8 +3,9 @@
 import inspect
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,12 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.engine import Chunk, Settings, Stream, Sync, home, sync_problems
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed
-from colonnade.run.lockstep import Lockstep, Synchronous
-from colonnade.run.loop import Loop
+from colonnade.run.lockstep import Synchronous
 from colonnade.run.parallel import Devices
 from colonnade.run.progress import Progress
-from colonnade.run.reduce import order_for
-from colonnade.run.residence import MODES
 from colonnade.run.split import Arguments, parameter_names
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
@@ -31,13 +30,18 @@ MOST_SKIPPED = 20
 
 @dataclass(frozen=True)
 class Record:
-    """What is known after a step: means over the global batch, counted since the trainer was made."""
+    """What is known after a step: means over the global batch, counted since the trainer was made.
+
+    `staleness` says how many of the gradients that were applied had each age: the number of updates
+    between the reading of the parameters and the update (asynchronous training only).
+    """
 
     loss: float
     metrics: dict[str, float]
     step: int
     examples: int
     skipped: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Trainer:
             variables are found by tracing it.
         optimizer: any Keras 3 optimizer; it is applied to the gradient of the global batch.
         devices: how many devices, or which; all by default.
-        sync: how replicas work together.
+        sync: how replicas work together: `cn.Synchronous()` by default; see `docs/modes.md`.
         variables: where variables live: `shared`, `mirrored` or `partitioned`; `auto` is shared on
             virtual CPU devices and mirrored on cards.
         penalty: a function without arguments whose value is added to the loss once.
@@ -89,33 +93,27 @@ class Trainer:
         optimizer: Any,
         *,
         devices: Devices = None,
-        sync: Synchronous | None = None,
+        sync: Sync | None = None,
         variables: str = "auto",
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
     ) -> None:
         self.devices = hardware.resolve(devices, "Trainer()")
-        check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
-        mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
+        sync = Synchronous() if sync is None else sync
+        amiss = [*sync_problems(sync, variables, len(self.devices))]
+        check("Trainer()", [*_problems(loss, optimizer), *amiss, *_options(penalty, on_nan, reduce)])
         self.step = self.examples = self.skipped = 0
+        self.staleness: Counter[int] = Counter()
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
-        self._engine = Lockstep(
-            loss,
-            optimizer,
-            self.devices,
-            mode=mode,
-            penalty=penalty,
-            on_nan=on_nan,
-            order=order_for(self.devices),
+        self.optimizer = optimizer
+        mode = home(sync, variables, self.devices)
+        self._engine = sync.engine(Settings(loss, optimizer, self.devices, mode, penalty, on_nan))
+        self._loop = self._engine.loop(
+            lambda found, _: (found.loss, found.metrics, found.skipped, found.ages)
         )
-        self._loop = Loop(self._engine)
         self._evaluation = Evaluation(loss, self.devices)
-
-    @property
-    def optimizer(self) -> Any:
-        return self._engine.optimizer
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -124,15 +122,23 @@ class Trainer:
 
     def homes(self) -> dict[str, str]:
         """Where each parameter and each variable of the optimizer lives; empty before the first step."""
-        return self._engine.residence.homes() if self._engine.residence is not None else {}
+        return self._engine.homes()
+
+    def replicas(self) -> list[list[Any]]:
+        """For each device the values that it reads as the parameters; they differ where training is local."""
+        return [[variable.numpy() for variable in own] for own in self._engine.replicas()]
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
+        return self._engine.traffic()
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         arguments = Arguments(batch, self._mode(training=True), self._names)
         with self._state():
-            loss, metrics, skipped = self._loop.once(arguments)
+            loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
-        return self._advance(1, size, float(loss), metrics, skipped)
+        return self._advance(1, size, float(loss), metrics, skipped, ages)
 
     def fit(
         self,
@@ -174,14 +180,15 @@ class Trainer:
             self._state(),
             _interruptible() as interrupted,
             Progress(self._expected(dataset, steps), logdir, self.devices, show=progress) as shown,
+            closing(self._loop.stream(dataset, self._names, self._mode(training=True), steps)) as stream,
         ):
-            self._run(dataset, steps, log_every, callbacks, history, interrupted, shown)
+            self._run(stream, steps, log_every, callbacks, history, interrupted, shown)
         history.interrupted = interrupted.is_set()
         return history
 
     def _run(
         self,
-        dataset: tf.data.Dataset,
+        stream: Stream,
         steps: int | None,
         log_every: int,
         callbacks: Sequence[Callable[[Record], Any]],
@@ -190,7 +197,6 @@ class Trainer:
         shown: Progress,
     ) -> None:
         begin, per_step, done, skipped_in_a_row = self.step, 0.0, 0, 0
-        stream = self._loop.stream(dataset, self._names, self._mode(training=True))
         while not interrupted.is_set() and (steps is None or done < steps):
             # Up to the next log line, in calls short enough to be interrupted.
             to_log = log_every - done % log_every
@@ -200,28 +206,42 @@ class Trainer:
             if chunk is None:
                 break
             per_step = chunk.seconds / chunk.steps
-            done = self.step - begin + chunk.steps
-            record = self._advance(
-                chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped
-            )
-            skipped_in_a_row = skipped_in_a_row + chunk.steps if chunk.skipped == chunk.steps else 0
+            record = self._count(chunk, history)
+            done = self.step - begin
+            skipped_in_a_row = 0 if chunk.updates else skipped_in_a_row + chunk.steps
             if skipped_in_a_row >= MOST_SKIPPED:
                 raise NotFinite(f"{skipped_in_a_row} steps in a row were skipped: no gradient was finite")
-            history.losses += chunk.losses
-            history.seconds += chunk.seconds
-            history.examples += chunk.examples
             logged = done % log_every == 0
             shown.advance(record, chunk, logged=logged)
             if logged:
                 history.records.append(record)
-                if True in [callback(record) for callback in callbacks]:
+                if callbacks and self._ends(record, callbacks):
                     break
+        begun = stream.settle()
+        if begun is not None:
+            record = self._count(begun, history)
+            shown.advance(record, begun, logged=False)
         if not history.losses:
             raise InvalidArgument(
                 "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
             )
         if not history.records or history.records[-1].step != self.step:
             history.records.append(record)
+
+    def _count(self, chunk: Chunk, history: History) -> Record:
+        history.losses += chunk.losses
+        history.seconds += chunk.seconds
+        history.examples += chunk.examples
+        return self._advance(
+            chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
+        )
+
+    def _ends(self, record: Record, callbacks: Sequence[Callable[[Record], Any]]) -> bool:
+        """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
+        self._engine.leave()
+        said = [callback(record) for callback in callbacks]
+        self._engine.enter()
+        return True in said
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
         """Mean loss and metrics over `data`; every example counts exactly once.
@@ -238,20 +258,31 @@ class Trainer:
         return {"training": training} if self._flagged else {}
 
     def _advance(
-        self, steps: int, examples: int, loss: float, metrics: dict[str, Any], skipped: int
+        self,
+        steps: int,
+        examples: int,
+        loss: float,
+        metrics: dict[str, Any],
+        skipped: int,
+        ages: dict[int, int],
     ) -> Record:
         self.step += steps
         self.examples += examples
         self.skipped += int(skipped)
+        self.staleness.update(ages)
         return Record(
-            float(loss), {k: float(v) for k, v in metrics.items()}, self.step, self.examples, self.skipped
+            float(loss),
+            {name: float(value) for name, value in metrics.items()},
+            self.step,
+            self.examples,
+            self.skipped,
+            dict(sorted(self.staleness.items())),
         )
 
     @contextmanager
     def _state(self) -> Iterator[None]:
         """Around steps: copies take the user's values, the user's variables take the result."""
-        if self._engine.residence is not None:
-            self._engine.residence.enter()
+        self._engine.enter()
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -263,8 +294,7 @@ class Trainer:
                 self.examples += done * self._loop.rows
             raise found from None
         finally:
-            if self._engine.residence is not None:
-                self._engine.residence.leave()
+            self._engine.leave()
 
     def _expected(self, dataset: tf.data.Dataset, steps: int | None) -> int | None:
         """How many steps there will be, as far as one can tell."""
@@ -308,19 +338,16 @@ def _interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _problems(
-    loss: Any, optimizer: Any, sync: Any, variables: Any, penalty: Any, on_nan: Any, reduce: Any
-) -> Iterator[Problem]:
+def _problems(loss: Any, optimizer: Any) -> Iterator[Problem]:
     if not callable(loss):
         yield Problem(
             "loss", loss, "must be a function of a batch", "Pass the function itself, not its value"
         )
     if not all(hasattr(optimizer, name) for name in ("apply", "build", "scale_loss")):
         yield Problem("optimizer", optimizer, "must be a Keras 3 optimizer", "Try keras.optimizers.Adam()")
-    if sync is not None and not isinstance(sync, Synchronous):
-        yield Problem("sync", sync, "must be cn.Synchronous()", "Leave it out")
-    if variables not in ("auto", *MODES):
-        yield Problem("variables", variables, f"must be one of auto, {', '.join(MODES)}", "Leave it out")
+
+
+def _options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
     if penalty is not None and not callable(penalty):
         yield Problem("penalty", penalty, "must be a function without arguments", "Wrap it: lambda: ...")
     if on_nan not in ("stop", "skip"):

@@ -47,6 +47,13 @@ class Update:
             args=[*gradients, *handles], Tout=[tf.int32], f=self.concrete
         )[0]
 
+    def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
+        """The handles for a call, with those of other variables by the `ref()` of the captured ones."""
+        return [
+            variables[capture.variable.ref()] if capture.variable is not None else capture.tensor
+            for capture in self.captures
+        ]
+
     def owners(self, num_devices: int) -> dict[Any, int]:
         """The device of each variable, by its ref: parameters dealt by size, their slots with them.
 
