@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
     from colonnade.run.split import broadcast
+    from colonnade.run.stale import Asynchronous
     from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
 
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyStarted",
+    "Asynchronous",
     "ColonnadeError",
     "DiLoCo",
     "Elastic",
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Asynchronous": "run.stale",
     "DiLoCo": "run.local",
     "Elastic": "run.local",
     "History": "run.trainer",

@@ -1,12 +1,12 @@
 """Training in lockstep: every step, all replicas compute, and the model moves once."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from colonnade.errors import Problem
+from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.descent import Descent, components, divided
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.loop import Loop
@@ -14,21 +14,39 @@ from colonnade.run.objective import Share
 from colonnade.run.reduce import Order, bucket_for, reduce, spread, star, traffic
 from colonnade.run.residence import MODES, Residence, mean_of_first
 from colonnade.run.segments import together
-from colonnade.run.split import Arguments, sizes
+from colonnade.run.shares import Even, Measured, Shares
+from colonnade.run.split import Arguments
 from colonnade.run.update import Update
+
+SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
 
 
 @dataclass(frozen=True)
 class Synchronous:
-    """One update per step, with the mean gradient over the global batch."""
+    """One update per step, with the mean gradient over the global batch.
 
+    Args:
+        shares: `even` gives each device the same part of a batch; `measured` gives more to devices that
+            are faster, from the time that they take. The gradient is exact in both.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Synchronous(shares="measured")
+    """
+
+    shares: str = "even"
     homes: ClassVar[tuple[str, ...]] = MODES
+
+    def __post_init__(self) -> None:
+        if self.shares not in SHARES:
+            rule = f"must be {' or '.join(SHARES)}"
+            raise InvalidArgument("Synchronous()", [Problem("shares", self.shares, rule, "Leave it out")])
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
     def engine(self, settings: Settings) -> "Lockstep":
-        return Lockstep(settings)
+        return Lockstep(settings, SHARES[self.shares](len(settings.devices)))
 
 
 class Lockstep:
@@ -39,9 +57,9 @@ class Lockstep:
     writes; and nothing is written at all if a gradient is not finite.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self.devices = settings, settings.devices
-        self._descent = Descent(settings)
+    def __init__(self, settings: Settings, shares: Shares) -> None:
+        self._settings, self.devices, self._shares = settings, settings.devices, shares
+        self._descent = Descent(settings, timed=shares.timed)
         self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
@@ -78,7 +96,7 @@ class Lockstep:
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         total = batch.size("the batch")
         assert total is not None
-        return sizes(total, len(self.devices))
+        return self._shares.counts(total)
 
     def step(self, batch: Arguments) -> Outcome:
         """The graph of one step on a batch of known size; call it inside a tf.function."""
@@ -102,6 +120,7 @@ class Lockstep:
             gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
         )
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
+        self._shares.note([share.seconds for share in shares], counts)
         undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
@@ -116,8 +135,9 @@ class Lockstep:
         return self._descent.told(batch, self._counts(batch))
 
     def key(self, batch: Arguments) -> Hashable:
-        """Equal for batches that one graph serves."""
-        return batch.key()
+        """Equal for batches that one graph serves, with the sizes of slices that hold from now on."""
+        self._shares.reconsider()
+        return batch.key(), self._counts(batch)
 
     def _left_out(self) -> Any:
         """No update: what the replicas made of the states is forgotten too."""
