@@ -1,5 +1,6 @@
 """Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -40,15 +41,12 @@ class Desk:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
-        self._closed = False
 
-    def read(self, device: int) -> list[Any] | None:
-        """The parameters, as soon as the device may read them; None if the desk closes before that."""
+    def read(self, device: int) -> list[Any]:
+        """The parameters, as soon as the device may read them."""
         with self._turn:
             self._line.append(device)
             while self._line[0] != device or not self.ledger.may_read():
-                if self._closed:
-                    return None
                 self._turn.wait()
             self._line.popleft()
             self.ledger.read(device)
@@ -89,9 +87,11 @@ class Desk:
             self._turn.notify_all()
         return Finished(piece, device, told, age, compute.packed(results)), found
 
-    def close(self) -> None:
+    def go(self, device: int) -> None:
+        """The device makes no other update: nobody waits for the one that it read for."""
         with self._turn:
-            self._closed = True
+            if self.ledger.is_reading(device):
+                self.ledger.left_out(device)
             self._turn.notify_all()
 
 
@@ -103,7 +103,7 @@ class Threads:
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._results: SimpleQueue[Finished | BaseException] = SimpleQueue()
         self._under_way = 0
-        self._stopping = False
+        self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"colonnade {device}", daemon=True)
             for i, device in enumerate(shared.devices)
@@ -129,27 +129,38 @@ class Threads:
 
     def stop(self) -> None:
         """Take no other slice, and wait for those that are being computed."""
-        self._stopping = True
-        self._desk.close()
+        self._until = 0
+        self._end()
+
+    def rest(self) -> list[Finished]:
+        """After an error: what else was finished. Steps before the one that failed are completed."""
+        self._end()
+        found = [self._results.get() for _ in range(self._results.qsize())]
+        return [result for result in found if isinstance(result, Finished)]
+
+    def _end(self) -> None:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
 
     def _work(self, device: int) -> None:
-        piece, parameters = self._queue.get(), None
-        while piece is not None and not self._stopping:
-            try:
+        piece: Piece | None = self._queue.get()
+        parameters: list[Any] | None = None
+        try:
+            while piece is not None and piece.tally.number < self._until:
                 parameters = parameters or self._desk.read(device)
-                if parameters is None:
-                    return
                 following = self._following()
                 found, parameters = self._desk.work(device, piece, parameters, more=following is not None)
-            except BaseException as error:
-                self._results.put(named(error, self._shared.devices[device], piece.tally.number))
-                return
-            self._results.put(found)
-            piece = following or self._queue.get()
+                self._results.put(found)
+                piece = following or self._queue.get()
+        except BaseException as error:
+            assert piece is not None
+            with self._shared.turn:
+                self._until = min(self._until, piece.tally.number)
+            self._results.put(named(error, self._shared.devices[device], piece.tally.number))
+        finally:
+            self._desk.go(device)
 
     def _following(self) -> Piece | None:
         """The slice to go on with, if one is there."""
@@ -188,9 +199,7 @@ class InOrder:
             assert event is not None
             kind, device = event
             if kind == "read" and self._queue:
-                parameters = self._desk.read(device)
-                assert parameters is not None
-                self._held[device] = self._queue.popleft(), parameters
+                self._held[device] = self._queue.popleft(), self._desk.read(device)
             elif kind == "apply" and device in self._held:
                 piece, parameters = self._held.pop(device)
                 try:
@@ -212,6 +221,10 @@ class InOrder:
         if kind == "read" and self._queue and not self._desk.ledger.may_read():
             return Problem("order", event, "comes where max_staleness lets the device wait", fix)
         return None
+
+    def rest(self) -> list[Finished]:
+        """Nothing is under way but what the order has not come to."""
+        return []
 
     def stop(self) -> None:
         self._queue.clear()

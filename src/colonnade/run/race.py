@@ -130,7 +130,8 @@ class Run:
                 break
             if isinstance(found, BaseException):
                 self._error = found
-                self._crew.stop()
+                for other in self._crew.rest():
+                    self._note(other)
             else:
                 self._note(found)
         tallies = [self._open.popleft() for _ in range(min(steps, self._finished()))]

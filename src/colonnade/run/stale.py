@@ -14,9 +14,10 @@ from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
 from colonnade.run.descent import Descent, components, divided, gradient_specs
 from colonnade.run.engine import Settings, Then, whole
+from colonnade.run.graph import Capture
 from colonnade.run.objective import Share
 from colonnade.run.race import Race
-from colonnade.run.residence import Residence, copy_of
+from colonnade.run.residence import Bindings, Residence, copy_of
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.tally import Compute, Sliced
@@ -124,8 +125,16 @@ class Stale:
             for slot in self._descent.slots:
                 if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name:
                     self._counters[slot.ref()] = copy_of(slot, slot.device)
-                    self.steps = int(slot)
         return self._residence
+
+    def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:
+        """The handles of device i: those of the variables themselves, so that what reads them waits for
+        what wrote them.
+        """
+        assert self._residence is not None
+        own = zip(self._shared, self._residence.own(i, self._shared), strict=True)
+        direct = {variable.ref(): copy.handle for variable, copy in own}
+        return self._residence.bindings(i, captures) | direct
 
     def _cut(self, batch: Arguments, counts: Sequence[int]) -> Call:
         def cut(*tensors: Any) -> list[Any]:
@@ -140,7 +149,7 @@ class Stale:
         spec = batch.resized(count).prefixed(tf.TensorSpec([], tf.float64))
         traced = self._descent.objective(spec, i, len(self.devices))
         residence, device = self._settled(traced), self.devices[i]
-        bindings = residence.bindings(i, traced.captures)
+        bindings = self._bindings(i, traced.captures)
         own = residence.own(i, self._shared)
         states = [state.copies[i] for state in residence.states.values() if not state.random]
         gradients: list[Any] = []
@@ -149,10 +158,10 @@ class Stale:
             read, piece = tensors[: len(own)], tensors[len(own) :]
             with tf.device(device):
                 before = [state.read_value() for state in states]
-                taken = [copy.assign(value) for copy, value in zip(own, read, strict=True)]
-            with tf.control_dependencies([*taken, *before]):
+                for copy, value in zip(own, read, strict=True):
+                    copy.assign(value)
                 factor = tf.constant(1.0 / count, tf.float64)
-                leaves = traced.on(device, [factor, *piece], bindings, replica=i)
+            leaves = traced.on(device, [factor, *piece], bindings, replica=i)
             with tf.device(device):
                 share = traced.pack(leaves)
                 told, mine = self._told(i, share, count)
@@ -168,8 +177,6 @@ class Stale:
 
     def _told(self, i: int, share: Share, count: int) -> tuple[Any, list[Any]]:
         """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
-        assert self._residence is not None
-        residence = self._residence
         amount = tf.cast(count if share.weight is None else share.weight, tf.float64)
 
         def mean(value: Any) -> Any:
@@ -183,7 +190,7 @@ class Stale:
             [mean(gradient) for gradient in share.gradients],
             own,
             self.devices[i],
-            lambda captures: residence.bindings(i, captures),
+            lambda captures: self._bindings(i, captures),
         )
         metrics = [mean(value) for value in share.metrics.values()]
         told = [tf.cast(value, tf.float64) for value in (amount, loss, *metrics)]
@@ -212,9 +219,11 @@ class Stale:
 
             whole_number = tf.TensorSpec([], tf.int64)
             flat = tf.nest.flatten(packed, expand_composites=True)
-            self._pushes[key] = Call(
-                push, [whole_number, whole_number, *flat], self.devices[0], self._counters
-            )
+            call = Call(push, [whole_number, whole_number, *flat], self.devices[0], self._counters)
+            # An optimizer around another one has a counter that nobody counts with.
+            self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}
+            self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
+            self._pushes[key] = call
         return self._pushes[key]
 
     def look(self) -> list[Any]:
