@@ -89,9 +89,9 @@ def test_replicas_are_timed_inside_the_graph():
         # Work in proportion to the rows, and four times as much on the second device.
         tf.debugging.assert_positive(tf.reduce_sum(x) + 1.0)
         times = 4 if "CPU_1" in tf.get_current_name_scope() else 1
-        work = tf.repeat(x[:, None], 200, axis=1)
-        for _ in range(20 * times):
-            work = tf.tanh(work) @ tf.ones([200, 200]) / 200.0
+        work = tf.repeat(x[:, None], 800, axis=1)
+        for _ in range(2 * times):
+            work = tf.tanh(work) @ tf.ones([800, 800]) / 800.0
         return w * x + 1e-9 * tf.reduce_mean(work)
 
     trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=2, sync=cn.Synchronous(shares="measured"))

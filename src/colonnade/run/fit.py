@@ -35,7 +35,8 @@ def fit(
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
 
     Metrics and the loss are those of the whole batch, and a model's own losses (regularisers) count
-    once. Validation runs on one device.
+    once. Validation runs on one device. Keras may look at the model after every step, so local replicas
+    are averaged for it, and asynchronous devices finish a batch before the next one.
 
     Args:
         model: a compiled model.
@@ -81,6 +82,7 @@ class _Step:
         )
         self._engine = sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
+        self._measured = tf.function(self._measure, autograph=False)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
@@ -102,10 +104,15 @@ class _Step:
 
     def _metrics(self, found: Outcome, batch: Arguments) -> Any:
         """Loss and metrics of the whole batch, as Keras keeps them."""
-        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found.outputs)
         (x, y, weight), _ = batch.unpack(batch.components())
+        # Part of the graph of a step, or a graph of its own where a step is none.
+        measure = self._measured if tf.executing_eagerly() else self._measure
+        return measure(found.loss, found.outputs, x, y, weight, batch.size("fit()"))
+
+    def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
+        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
         tracker = next(metric for metric in self._model.metrics if metric.name == "loss")
-        tracker.update_state(found.loss, sample_weight=batch.size("fit()"))
+        tracker.update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
 
