@@ -55,6 +55,37 @@ def test_history_and_weights_are_those_of_keras(home):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("sync", "devices"),
+    [(cn.LocalSGD(1), 3), (cn.Asynchronous(), 1), (cn.Synchronous(shares="measured"), 2)],
+    ids=["local after every step", "asynchronous on one device", "measured shares"],
+)
+def test_modes_that_are_equal_to_keras(sync, devices):
+    # 56 rows in two batches that are split alike, so that replicas with momentum count alike in each.
+    (one, expected), (many, found) = histories(
+        {"devices": devices, "sync": sync}, batch_size=28, epochs=3, verbose=0, validation_split=0.2
+    )
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    for a, b in zip(many.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("sync", [cn.LocalSGD(3), cn.DiLoCo(2), cn.Elastic(2, 0.2), cn.Asynchronous()])
+def test_every_mode_trains_a_keras_model(sync):
+    made = model(optimizer=keras.optimizers.Adam(0.01))
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.02)
+    history = cn.fit(
+        made, X, Y, devices=3, sync=sync, batch_size=16, epochs=8, verbose=0, callbacks=[rates]
+    ).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert float(made.optimizer.learning_rate) == pytest.approx(0.02)
+    assert int(made.optimizer.iterations) == 8 * 5
+    tested = made.evaluate(X, Y, verbose=0, return_dict=True)
+    assert np.isfinite(tested["loss"])
+
+
 def test_sample_weights_datasets_and_callbacks(tmp_path):
     weights = RNG.uniform(size=70)
     dataset = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(20)
@@ -102,6 +133,11 @@ def test_what_cannot_be_honoured_is_refused(made, says):
     with pytest.raises(cn.InvalidArgument) as caught:
         cn.fit(made(), X, Y, devices=2)
     assert says in str(caught.value)
+
+
+def test_a_mode_that_does_not_go_with_the_variables_is_refused():
+    with pytest.raises(cn.InvalidArgument, match="has no meaning with Asynchronous"):
+        cn.fit(model(), X, Y, devices=2, sync=cn.Asynchronous(), variables="mirrored")
 
 
 def test_a_train_step_of_its_own_is_refused():

@@ -23,7 +23,7 @@ from colonnade.hardware.cards import Card, Machine, Process
 from colonnade.run import bundle, equivalence, lockstep, movement, objective, parallel, residence, selftest
 from colonnade.run.check import Check, Result, Verdict
 from colonnade.run.reduce import reduce, spread
-from colonnade.run.split import Arguments
+from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import Traced
 from colonnade.show.selftest import report
 
@@ -130,7 +130,7 @@ def test_split_fails_for_slices_in_another_order(monkeypatch):
 
 def test_split_fails_for_other_sizes(monkeypatch):
     def last_is_larger(total, parts):
-        return lockstep.sizes(total, parts)[::-1]
+        return sizes(total, parts)[::-1]
 
     monkeypatch.setattr(parallel, "sizes", last_is_larger)
     assert "wrong for" in fails("split")

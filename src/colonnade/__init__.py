@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
+    from colonnade.run.local import DiLoCo, Elastic, LocalSGD
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.memory import memory
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
     from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
+    from colonnade.run.stale import Asynchronous
     from colonnade.run.trainer import History, Record, Trainer
     from colonnade.run.verify import Report, verify
     from colonnade.show.timeline import draw
@@ -41,14 +43,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyStarted",
+    "Asynchronous",
     "Checkpoint",
     "CheckpointInUse",
     "ColonnadeError",
     "DamagedCheckpoint",
+    "DiLoCo",
     "DiskFull",
+    "Elastic",
     "History",
     "InvalidArgument",
     "LeaseTimeout",
+    "LocalSGD",
     "MissingTensorFlow",
     "NotFinite",
     "Pipeline",
@@ -73,8 +79,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "Asynchronous": "run.stale",
     "Checkpoint": "run.checkpoint",
+    "DiLoCo": "run.local",
+    "Elastic": "run.local",
     "History": "run.trainer",
+    "LocalSGD": "run.local",
     "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
     "Record": "run.trainer",

@@ -12,14 +12,17 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import are_cards
 from colonnade.reason.pipeline import forward
+from colonnade.run.descent import specs, with_factor
+from colonnade.run.engine import Settings
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.footprint import Memory, of_pipeline
 from colonnade.run.legs import Legs, untied
-from colonnade.run.lockstep import Lockstep, specs, with_factor
+from colonnade.run.lockstep import Lockstep
 from colonnade.run.objective import Objective, Share
 from colonnade.run.passage import Passage
 from colonnade.run.pipeline import Pipeline
-from colonnade.run.reduce import Order, order_for, reduce, spread, star
+from colonnade.run.reduce import Order, order_for, reduce, spread
+from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
 from colonnade.run.trace import Traced, Voice, unconverted
@@ -38,16 +41,10 @@ class Conveyor(Lockstep):
         penalty: Callable[[], Any] | None,
         on_nan: str | None,
     ) -> None:
-        super().__init__(
-            # A trace cannot be cut inside a tf.function, so its Python function is traced.
-            getattr(loss, "python_function", loss),
-            optimizer,
-            [row[-1] for row in pipeline.rows],
-            mode="partitioned",
-            penalty=penalty,
-            on_nan=on_nan,
-            order=star(len(pipeline.rows)),
-        )
+        # A trace cannot be cut inside a tf.function, so its Python function is traced.
+        plain = getattr(loss, "python_function", loss)
+        ends = tuple(row[-1] for row in pipeline.rows)
+        super().__init__(Settings(plain, optimizer, ends, "partitioned", penalty, on_nan), Even(len(ends)))
         self._pipeline, self._rows = pipeline, pipeline.rows
         pipeline.optimizer = optimizer
         self._legs: dict[Objective, Legs] = {}
@@ -55,8 +52,8 @@ class Conveyor(Lockstep):
         self._homes: dict[Any, int] = {}  # the stages of parameters and slots, by their refs
         self._functions: dict[tuple[Update, int], Any] = {}
 
-    def _trace(self, batch: Arguments, total: int) -> None:
-        flat = [count for row in self._pipeline.counts(total) for count in row]
+    def _trace(self, batch: Arguments) -> None:
+        flat = [count for row in self._pipeline.counts(batch.size("the batch") or 0) for count in row]
         traces = [self._objective(part, i, len(flat)) for i, part in enumerate(specs(batch, flat))]
         check("the loss function", refusals(traces, self._pipeline))
         for traced in traces:
@@ -68,10 +65,10 @@ class Conveyor(Lockstep):
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for micro-batches of one shape; one each where they draw seeded numbers."""
-        common = self._cached(part, None)
+        common = self._descent.cached(part, None)
         if num_replicas == 1 or not common.repeats:
             return common
-        return self._cached(part, Voice(replica, self.devices[0], True))
+        return self._descent.cached(part, Voice(replica, self.devices[0], True))
 
     def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
         for legs in self._legs.values():
@@ -85,9 +82,8 @@ class Conveyor(Lockstep):
         return self._pipeline.devices
 
     def memory(self, batch: Arguments) -> Memory:
-        total = batch.size("the batch") or 0
-        self._trace(batch, total)
-        counts = self._pipeline.counts(total)[0]
+        self._trace(batch)
+        counts = self._pipeline.counts(batch.size("the batch") or 0)[0]
         largest = self._objective(specs(batch, counts)[0], 0, len(counts))
         pipeline = self._pipeline
         return of_pipeline(
@@ -96,7 +92,7 @@ class Conveyor(Lockstep):
 
     def _bind(self) -> None:
         assert isinstance(self.residence, Stagewise)
-        for objective in self._objectives.values():
+        for objective in self._descent.objectives:
             for row in range(len(self._rows)):
                 for stage in range(self._pipeline.num_stages):
                     self.residence.at_stage(row, stage, objective.captures)
@@ -169,7 +165,7 @@ class Conveyor(Lockstep):
         for stage in range(self._pipeline.num_stages):
             yield [i for i, at in enumerate(stages) if at == stage], [r[stage] for r in self._rows[:num_rows]]
 
-    def _placed(self, update: Update, home: int) -> Any:
+    def _function(self, update: Update, home: int) -> Any:
         if (update, home) not in self._functions:
             self._functions[update, home] = update.placed(self._homes, self._rows[home])
         return self._functions[update, home]
@@ -177,6 +173,11 @@ class Conveyor(Lockstep):
     def _culprit(self, replica: int, bad: Sequence[str]) -> str:
         stages = [self._stage_of[p.ref()] for p in self.parameters if p.name in bad[:1]]
         return self._rows[replica][stages[0]] if stages else self.devices[replica]
+
+    def traffic(self) -> float:
+        """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
+        held = sum(p.shape.num_elements() * p.dtype.size for p in self.parameters)
+        return 2.0 * (len(self._rows) - 1) * held
 
     def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         counts = self._pipeline.counts(batch.size("the batch") or 0)

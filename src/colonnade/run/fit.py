@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
-from colonnade.run.lockstep import Lockstep
+from colonnade.run.engine import Outcome, Settings, Sync, home, sync_problems
+from colonnade.run.lockstep import Synchronous
 from colonnade.run.parallel import Devices
-from colonnade.run.reduce import order_for
-from colonnade.run.residence import MODES
 from colonnade.run.split import Arguments
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
@@ -29,18 +28,21 @@ def fit(
     y: Any = None,
     *,
     devices: Devices = None,
+    sync: Sync | None = None,
     variables: str = "auto",
     **arguments: Any,
 ) -> Any:
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
 
     Metrics and the loss are those of the whole batch, and a model's own losses (regularisers) count
-    once. Validation runs on one device.
+    once. Validation runs on one device. Keras may look at the model after every step, so local replicas
+    are averaged for it, and asynchronous devices finish a batch before the next one.
 
     Args:
         model: a compiled model.
         x, y: what `model.fit` takes: arrays, tensors, a dataset.
         devices: how many devices, or which; all by default.
+        sync: how replicas work together, as for `cn.Trainer`.
         variables: where variables live, as for `cn.Trainer`.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
@@ -55,9 +57,9 @@ def fit(
         >>> len(history.history["loss"])
         2
     """
-    check("fit()", _problems(model, variables))
-    step = _Step(model, hardware.resolve(devices, "fit()"), variables)
-    model.train_function = step
+    chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
+    check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model)])
+    model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
     try:
         return model.fit(x, y, **arguments)
     finally:
@@ -65,36 +67,30 @@ def fit(
 
 
 class _Step:
-    """What Keras calls for every batch: one synchronous step on all devices."""
+    """What Keras calls for every batch: one step on all devices."""
 
-    def __init__(self, model: keras.Model, devices: tuple[str, ...], variables: str) -> None:
+    def __init__(self, model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str) -> None:
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
-        self._engine = Lockstep(
+        settings = Settings(
             self._loss,
             model.optimizer,
             devices,
-            mode=variables if variables != "auto" else hardware.preferred_variables(devices),
-            penalty=None,
+            mode,
             on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
-            order=order_for(devices),
             trainable=self._trained,
         )
-        self._compiled: dict[Any, Any] = {}
+        self._engine = sync.engine(settings)
+        self._loop = self._engine.loop(self._metrics)
+        self._measured = tf.function(self._measure, autograph=False)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         for _ in range(self._model.steps_per_execution):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(next(iterator))
-            arguments = Arguments((x, y, weight), {}, ("x", "y", "sample_weight"))
-            key = arguments.key()
-            if key not in self._compiled:
-                self._compiled[key] = self._compile(arguments)
-            if self._engine.residence is not None:
-                self._engine.residence.enter()
-            logs = self._compiled[key](*arguments.components())
-            if self._engine.residence is not None:
-                self._engine.residence.leave()
+            self._engine.enter()
+            logs = self._loop.once(Arguments((x, y, weight), {}, ("x", "y", "sample_weight")))
+            self._engine.leave()
         return logs
 
     def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
@@ -106,27 +102,21 @@ class _Step:
         trained = {variable.value.ref() for variable in self._model.trainable_variables}
         return [variable for variable in used if variable.ref() in trained]
 
-    def _compile(self, arguments: Arguments) -> Any:
-        self._engine.prepare(arguments)
-        model, rows = self._model, arguments.size("fit()")
+    def _metrics(self, found: Outcome, batch: Arguments) -> Any:
+        """Loss and metrics of the whole batch, as Keras keeps them."""
+        (x, y, weight), _ = batch.unpack(batch.components())
+        # Part of the graph of a step, or a graph of its own where a step is none.
+        measure = self._measured if tf.executing_eagerly() else self._measure
+        return measure(found.loss, found.outputs, x, y, weight, batch.size("fit()"))
 
-        @tf.autograph.experimental.do_not_convert
-        def step(*components: Any) -> Any:
-            batch = arguments.with_components(components)
-            found = self._engine.step(batch)
-            prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found.outputs)
-            (x, y, weight), _ = batch.unpack(components)
-            tracker = next(metric for metric in model.metrics if metric.name == "loss")
-            tracker.update_state(found.loss, sample_weight=rows)
-            return model.compute_metrics(x, y, prediction, sample_weight=weight)
-
-        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        return tf.function(step, autograph=False).get_concrete_function(*specs)
+    def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
+        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+        tracker = next(metric for metric in self._model.metrics if metric.name == "loss")
+        tracker.update_state(loss, sample_weight=rows)
+        return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
 
-def _problems(model: Any, variables: Any) -> Iterator[Problem]:
-    if variables not in ("auto", *MODES):
-        yield Problem("variables", variables, f"must be one of auto, {', '.join(MODES)}", "Leave it out")
+def _problems(model: Any) -> Iterator[Problem]:
     if not isinstance(model, keras.Model):
         yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
         return

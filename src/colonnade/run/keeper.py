@@ -82,6 +82,11 @@ class Keeper:
         self.stalled = 0.0  # seconds that steps waited for saves
 
     @property
+    def exact(self) -> bool:
+        """Whether the place in the data is kept."""
+        return self._checkpoint.data == "exact"
+
+    @property
     def directory(self) -> Path:
         return self._archive.directory
 
@@ -134,27 +139,32 @@ class Keeper:
         self._saved = saved.path
         return saved.manifest
 
+    def follow(self, stream: Stream) -> Stream:
+        """Keep the place in these batches."""
+        self.stream = stream
+        return stream
+
     def arranged(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The data of this fit, without what is to be skipped."""
         if self.found is None or self.over or self._checkpoint.data != "skip":
             return dataset
         return dataset.skip(self.found.step - self.found.begin)
 
-    def start(self, stream: Stream, step: int) -> None:
+    def start(self, step: int) -> None:
         """Before the first step: bring data and engine to the saved step, if there is one."""
         self._begin, self._last = step, step
         if self.found is not None:
             self._begin, self._last = self.found.begin, self.found.step
             if self.found.fit == self._fit:
-                check("fit()", self._data_problems(self.found.data, stream.spec))
-                stream.seek(read(self._saved, "data"), self.found.data["passes"])
+                check("fit()", self._data_problems(self.found.data, self.stream.spec))
+                self.stream.seek(read(self._saved, "data"), self.found.data["passes"])
                 self._warn_of_order(self.found)
             else:
-                stream.pass_over(self.found.data["before"][self._fit - 1])
-        if stream.exact and self._epochs is None:
+                self.stream.pass_over(self.found.data["before"][self._fit - 1])
+        if self.stream.exact and self._epochs is None:
             # Where every epoch has an iterator of its own, nothing is lost between two of them.
-            self._shuffles = shuffles(stream.position()["start"])
-        batch = stream.arguments()
+            self._shuffles = shuffles(self.stream.position()["start"])
+        batch = self.stream.arguments()
         if batch is None:
             return  # no data at all, of which the trainer speaks
         self._engine.prepare(batch)
@@ -198,37 +208,37 @@ class Keeper:
     def can_save(self, step: int) -> bool:
         return self._engine.next_join(step) == step
 
-    def after(self, moment: Moment, stream: Stream, *, stopped: bool) -> None:
+    def after(self, moment: Moment, *, stopped: bool) -> None:
         """After some steps: save if it is time; raises what a save before this one came to."""
         self._moment = moment
         if self._pending is not None and self._pending.done():
             self._wait()
         due = moment.step // self._checkpoint.every > self._last // self._checkpoint.every
         if due and self.can_save(moment.step):
-            self._save(moment, stream, stopped=stopped)
+            self._save(moment, stopped=stopped)
 
-    def finish(self, stream: Stream, *, stopped: bool) -> None:
+    def finish(self, *, stopped: bool) -> None:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
         for put_off in (0, MOST_PUT_OFF):
             if self._moment is not None and self._moment.step > self._last:
                 self._put_off = max(self._put_off, put_off)
-                self._save(self._moment, stream, stopped=stopped)
+                self._save(self._moment, stopped=stopped)
                 self._wait()
         self._wait()
 
-    def _save(self, moment: Moment, stream: Stream, *, stopped: bool) -> None:
+    def _save(self, moment: Moment, *, stopped: bool) -> None:
         start = time.perf_counter()
         self._wait()
         state = self._engine.state()
         values = state.snapshot()
-        position = stream.position()
+        position = self.stream.position()
         self._saving, self._last = self._last, moment.step
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,
             "batches": moment.step - self._begin,
-            "spec": stream.spec,
-            "passes": stream.begun,
+            "spec": self.stream.spec,
+            "passes": self.stream.begun,
             "before": self._before,
         }
         self._pending = self._writer.submit(

@@ -1,44 +1,54 @@
 """Training in lockstep: every step, all replicas compute, and the model moves once."""
 
-import gc
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.run.descent import Descent, components, divided, specs, with_factor
+from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.footprint import Memory, limited, misfits, of_replicas
+from colonnade.run.loop import Loop
 from colonnade.run.objective import Objective, Share
-from colonnade.run.reduce import Order, bucket_for, reduce, spread, star
-from colonnade.run.residence import Residence
+from colonnade.run.reduce import Order, bucket_for, reduce, spread, star, traffic
+from colonnade.run.residence import MODES, Residence, mean_of_first
 from colonnade.run.segments import problems, together
-from colonnade.run.split import Arguments, sizes
+from colonnade.run.shares import Even, Measured, Shares
+from colonnade.run.split import Arguments
 from colonnade.run.state import State, resume, state_of
-from colonnade.run.trace import Voice, trace
 from colonnade.run.update import Update
 
-# Begins the message of the assertion that guards an update.
-NOT_FINITE = "colonnade: a loss or gradient is not finite"
+SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
 
 
 @dataclass(frozen=True)
 class Synchronous:
-    """One update per step, with the mean gradient over the global batch."""
+    """One update per step, with the mean gradient over the global batch.
 
+    Args:
+        shares: `even` gives each device the same part of a batch; `measured` gives more to devices that
+            are faster, from the time that they take. The gradient is exact in both.
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a step tells: means over the global batch, and the loss of each replica's own slice."""
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Synchronous(shares="measured")
+    """
 
-    loss: Any
-    metrics: dict[str, Any]
-    replicas: Any  # the mean loss of each replica's slice
-    skipped: Any  # 1 if the update was left out because of a NaN, else 0
-    outputs: Any = None  # a list per replica of what else the function returned
+    shares: str = "even"
+    homes: ClassVar[tuple[str, ...]] = MODES
+
+    def __post_init__(self) -> None:
+        if self.shares not in SHARES:
+            rule = f"must be {' or '.join(SHARES)}"
+            raise InvalidArgument("Synchronous()", [Problem("shares", self.shares, rule, "Leave it out")])
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> "Lockstep":
+        return Lockstep(settings, SHARES[self.shares](len(settings.devices)))
 
 
 class Lockstep:
@@ -49,50 +59,44 @@ class Lockstep:
     writes; and nothing is written at all if a gradient is not finite.
     """
 
-    def __init__(
-        self,
-        loss: Callable[..., Any],
-        optimizer: Any,
-        devices: Sequence[str],
-        *,
-        mode: str,
-        penalty: Callable[[], Any] | None,
-        on_nan: str | None,
-        order: Order,
-        trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None,
-    ) -> None:
-        self.devices = tuple(devices)
-        self.optimizer = optimizer
-        self._loss, self._penalty, self._mode, self._on_nan = loss, penalty, mode, on_nan
-        self._order = order
-        self._trainable = trainable
-        self._objectives: dict[Hashable, Objective] = {}
-        self._updates: dict[Hashable, Any] = {}
-        self._penalty_trace: Any = None
+    def __init__(self, settings: Settings, shares: Shares) -> None:
+        self._settings, self.devices, self._shares = settings, settings.devices, shares
+        self._descent = Descent(settings, timed=shares.timed)
+        self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
+        self._placed: set[Update] = set()
         self.residence: Residence | None = None
-        self.parameters: list[tf.Variable] = []
-        with tf.device("/device:CPU:0"):
-            self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
+
+    @property
+    def optimizer(self) -> Any:
+        return self._descent.optimizer
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        return self._descent.parameters
+
+    def loop(self, then: Then) -> Loop:
+        return Loop(self, then)
 
     def prepare(self, batch: Arguments) -> None:
         """Trace the loss, make the optimizer's variables, and find a home for everything.
 
         Must run in eager code, before a step is built: variables are made here.
         """
-        total = batch.size("the batch")
-        assert total is not None
-        self._trace(batch, total)
+        self._trace(batch)
         if limited(self.every_device):
             check("this training", misfits(self.memory(batch)))
+        self._descent.build()
         if self.residence is None:
-            self._settle(next(iter(self._objectives.values())))
+            self._house(self._descent.slots, self._descent.update(self._descent.specs))
         self._bind()
+        if self._descent.penalty is not None:
+            assert self.residence is not None
+            self.residence.bindings(0, self._descent.penalty.captures)
 
-    def _trace(self, batch: Arguments, total: int) -> None:
-        counts = sizes(total, len(self.devices))
-        parts = specs(batch, counts)
-        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
+    def _trace(self, batch: Arguments) -> None:
+        counts = self._counts(batch)
+        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", problems(traces))
 
     @property
@@ -101,70 +105,56 @@ class Lockstep:
 
     def memory(self, batch: Arguments) -> Memory:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""
-        counts = sizes(batch.size("the batch") or 0, len(self.devices))
+        counts = self._counts(batch)
         largest = self._objective(specs(batch, counts)[0], 0, len(counts))
-        return of_replicas(largest, self.optimizer, self.devices, self._mode, len(counts))
+        return of_replicas(largest, self.optimizer, self.devices, self._settings.mode, len(counts))
 
     def _bind(self) -> None:
         assert self.residence is not None
-        for objective in self._objectives.values():
+        for objective in self._descent.objectives:
             for i in range(len(self.devices)):
                 self.residence.bindings(i, objective.captures)
-        if self._penalty_trace is not None:
-            self.residence.bindings(0, self._penalty_trace.captures)
-
-    def _settle(self, objective: Objective) -> None:
-        self.parameters = objective.parameters
-        if not self.parameters:
-            rule, fix = "uses no trainable variable", "Compute it from the variables to be trained"
-            raise InvalidArgument("Trainer()", [Problem("loss", self._loss, rule, fix)])
-        if self._penalty is not None:
-            self._penalty_trace = _penalty_trace(self._penalty, self.parameters)
-        if not self.optimizer.built:
-            self.optimizer.build(self.parameters)
-        gradients = _gradient_specs(objective.structure.gradients, self.parameters)
-        slots = [getattr(v, "value", v) for v in self.optimizer.variables]
-        self._house(slots, self._update(gradients))
 
     def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
         """Find a home for parameters and slots."""
-        self.residence = Residence(self._mode, self.devices, self.parameters, slots)
-        if self._mode == "partitioned":
+        mode = self._settings.mode
+        self.residence = Residence(mode, self.devices, self.parameters, slots)
+        if mode == "partitioned":
             self._owners = update.owners(len(self.devices))
             self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners)
-            update.place(self._owners, self.devices)
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
-        """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
-        common = self._cached(part, None)
-        if num_replicas == 1 or not (common.repeats or common.speaks):
-            return common
-        return self._cached(part, Voice(replica, self.devices[replica], common.repeats))
+        return self._descent.objective(part, replica, num_replicas)
 
-    def _cached(self, part: Arguments, voice: Voice | None) -> Objective:
-        key = (part.key(), voice)
-        if key not in self._objectives:
-            self._objectives[key] = Objective(
-                self._loss, part, self.optimizer.scale_loss, voice, self._trainable or not_frozen
-            )
-        return self._objectives[key]
+    def _counts(self, batch: Arguments) -> tuple[int, ...]:
+        total = batch.size("the batch")
+        assert total is not None
+        return self._shares.counts(total)
 
     def step(self, batch: Arguments) -> Outcome:
         """The graph of one step on a batch of known size; call it inside a tf.function."""
         assert self.residence is not None
-        total = batch.size("the batch")
-        assert total is not None
-        counts = sizes(total, len(self.devices))
+        counts = self._counts(batch)
+        total = sum(counts)
         order = self._order if len(counts) == len(self.devices) else star(len(counts))
         shares, calls = self._computed(batch, counts, order)
         gradients = self._reduced([share.gradients for share in shares], order)
         loss, metrics, weight = _summed(shares)
         if weight is not None:
-            gradients = [g if g is None else _divided(g, weight) for g in gradients]
-        gradients, loss = self._with_penalty(gradients, loss)
+            gradients = [divided(g, weight) for g in gradients]
+        residence = self.residence
+        gradients, loss = self._descent.with_penalty(
+            gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
+        )
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
+        self._shares.note([share.seconds for share in shares], counts)
+        undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            skipped = self._apply(gradients, shares, per_replica, order)
+            skipped = self._descent.guarded(
+                self._descent.watched(shares, per_replica),
+                lambda: self._written(gradients, len(shares), order),
+                undo,
+            )
         return Outcome(loss, metrics, per_replica, skipped, [s.outputs for s in shares])
 
     def _computed(
@@ -175,8 +165,8 @@ class Lockstep:
         parts = with_factor(batch, counts)
         traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
         bindings = [self.residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
-        components = [part.components() for part in parts]
-        results = together(traces, self.devices[: len(counts)], components, bindings, order)
+        slices = [part.components() for part in parts]
+        results = together(traces, self.devices[: len(counts)], slices, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
@@ -184,18 +174,10 @@ class Lockstep:
         working = self.devices[: len(gradients)]
         return reduce(gradients, working, order, bucket_bytes=bucket_for(working))
 
-    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
-        """Of a step on such a batch: how many replicas work, the dtype of the loss, those of the metrics."""
-        counts = sizes(batch.size("the batch") or 0, len(self.devices))
-        share = self._objective(specs(batch, counts)[0], 0, len(counts)).structure
-        return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}
-
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`)."""
         assert self.residence is not None
-        repeats = any(objective.repeats for objective in self._objectives.values())
-        lost = "the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"
-        return state_of(self.residence, self.made, [lost] if repeats else [])
+        return state_of(self.residence, self._descent.made, self._descent.lost())
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step, whose values the user's variables have by now."""
@@ -206,32 +188,14 @@ class Lockstep:
         """In lockstep the replicas agree after every step."""
         return step
 
-    def _with_penalty(self, gradients: list[Any], loss: Any) -> tuple[list[Any], Any]:
-        if self._penalty_trace is None:
-            return gradients, loss
-        assert self.residence is not None
-        bindings = self.residence.bindings(0, self._penalty_trace.captures)
-        value, *extra = self._penalty_trace.on(self.devices[0], [], bindings)
-        # A penalty is part of what the optimizer unscales, like the loss.
-        added = [
-            _plus(g, self.optimizer.scale_loss(e) if e is not None else None)
-            for g, e in zip(gradients, extra, strict=True)
-        ]
-        return added, loss + tf.cast(value, loss.dtype)
+    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        """Of a step on such a batch: how many replicas work, the dtype of the loss, those of the metrics."""
+        return self._descent.told(batch, self._counts(batch))
 
-    def _apply(self, gradients: list[Any], shares: Sequence[Share], losses: Any, order: Order) -> Any:
-        """Update parameters and states, unless something is not finite."""
-        if self._on_nan is None:
-            return self._written(gradients, len(shares), order, 0)
-        health = tf.stack([share.health for share in shares])
-        scaled = hasattr(self.optimizer, "dynamic_scale")  # loss scaling looks for infinities itself
-        watched = losses if scaled else tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
-        healthy = tf.reduce_all(tf.math.is_finite(watched))
-        if self._on_nan == "skip":
-            return tf.cond(healthy, lambda: self._written(gradients, len(shares), order, 0), self._left_out)
-        said = [NOT_FINITE, self.made.read_value(), tf.shape(watched), watched]
-        with tf.control_dependencies([tf.debugging.Assert(healthy, said, summarize=-1)]):
-            return self._written(gradients, len(shares), order, 0)
+    def key(self, batch: Arguments) -> Hashable:
+        """Equal for batches that one graph serves, with the sizes of slices that hold from now on."""
+        self._shares.reconsider()
+        return batch.key(), self._counts(batch)
 
     def _left_out(self) -> Any:
         """No update: what the replicas made of the states is forgotten too."""
@@ -239,18 +203,18 @@ class Lockstep:
         with tf.control_dependencies(self.residence.restore_states()):
             return tf.constant(1)
 
-    def _written(self, gradients: list[Any], num_active: int, order: Order, value: int) -> Any:
+    def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
         assert self.residence is not None
-        update = self._update(_gradient_specs(gradients, self.parameters))
+        update = self._update(gradients)
         copies = self._spread(gradients, num_active, order)
         ops = [self._updated(update, mine, i) for i, mine in enumerate(copies)]
-        ops += [*self.residence.settle_states(num_active), self.made.assign_add(1)]
+        ops += [*self.residence.settle_states(mean_of_first(num_active)), self._descent.made.assign_add(1)]
         with tf.control_dependencies(ops):
-            return tf.constant(value)
+            return tf.constant(0)
 
     def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
         """The gradients once for every copy of the variables."""
-        if self._mode != "mirrored" or len(self.devices) == 1:
+        if self._settings.mode != "mirrored" or len(self.devices) == 1:
             return [gradients]
         full = order if len(self.devices) == num_active else star(len(self.devices))
         return spread(gradients, self.devices, full)
@@ -258,84 +222,59 @@ class Lockstep:
     def _updated(self, update: Update, gradients: list[Any], home: int) -> Any:
         """Update one copy of the variables."""
         assert self.residence is not None
-        components = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
         bindings = self.residence.update_bindings(home, update.captures)
-        device = None if self._mode == "partitioned" else self.devices[home]
+        device = None if self._settings.mode == "partitioned" else self.devices[home]
         with tf.device(device), tf.name_scope(f"update_{home}"):
-            handles = [
-                bindings[c.variable.ref()] if c.variable is not None else c.tensor for c in update.captures
-            ]
-            return update.call(components, handles, self._placed(update, home))
+            return update.call(components(gradients), update.bound(bindings), self._function(update, home))
 
-    def _placed(self, update: Update, home: int) -> Any:
+    def _function(self, update: Update, home: int) -> Any:
         """The function that updates one copy of the variables."""
         return update.concrete
 
+    def _update(self, gradients: Sequence[Any]) -> Update:
+        update = self._descent.update(gradients)
+        if self._owners and update not in self._placed:
+            update.place(self._owners, self.devices)
+            self._placed.add(update)  # a penalty makes sparse gradients dense, which is another update
+        return update
+
+    def enter(self) -> None:
+        if self.residence is not None:
+            self.residence.enter()
+
+    def leave(self) -> None:
+        if self.residence is not None:
+            self.residence.leave()
+
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
-        """If the guard of the update spoke: which device, step and variable; else the error as it is."""
-        found = re.search(rf"{NOT_FINITE}\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*\n", error.message, re.S)
-        if not found:
-            return error
-        step, rows, columns = int(found[1]) + 1, int(found[2]), int(found[3])
-        table = np.array([float(n) for n in re.findall(r"[-+.\w]+", found[4])]).reshape(rows, columns)
-        replica, column = (int(i) for i in np.argwhere(~np.isfinite(table))[0])
-        gradients = next(iter(self._objectives.values())).structure.gradients
-        present = [p.name for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
-        bad = [
-            name for name, value in zip(present, table[replica, 1:], strict=False) if not np.isfinite(value)
-        ]
-        device = self._culprit(replica, bad)
-        first = f"; first bad gradient: {bad[0]}" if bad else ""
-        return NotFinite(
-            f"{'a gradient' if column else 'the loss'} is not finite on {device} at step {step}{first}. "
-            'No update was applied. Look at the batch and the learning rate, or choose on_nan="skip".',
-            device=device,
-            step=step,
-            variable=bad[0] if bad else None,
-        )
+        return self._descent.explained(error, self._culprit)
 
     def _culprit(self, replica: int, bad: Sequence[str]) -> str:
         """The device on which something is not finite; `bad` are the variables with such a gradient."""
         return self.devices[replica]
 
-    def _update(self, specs: Sequence[Any]) -> Update:
-        key = tuple(specs)
-        if key not in self._updates:
-            self._updates[key] = Update(self.optimizer, self.parameters, specs)
-            if self._owners:  # a penalty makes sparse gradients dense, which is another update
-                self._updates[key].place(self._owners, self.devices)
-        return self._updates[key]
+    def homes(self) -> dict[str, str]:
+        return self.residence.homes() if self.residence is not None else {}
 
+    def replicas(self) -> list[list[tf.Variable]]:
+        if self.residence is None:
+            return [[] for _ in self.devices]
+        return [self.residence.own(i, self.parameters) for i in range(len(self.devices))]
 
-def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Without the variables of Keras layers that were set to `trainable = False`.
+    def kept(self) -> list[tf.Variable]:
+        return [self._descent.made, *(self.residence.streams() if self.residence is not None else [])]
 
-    A tf.Variable does not know of that; only the Keras variable around it does, and nothing leads
-    from the one to the other, so all Keras variables of the process are looked at.
-    """
-    known = [v for v in gc.get_objects() if issubclass(type(v), keras.Variable)]
-    frozen = {v.value.ref() for v in known if not v.trainable}
-    return [variable for variable in used if variable.ref() not in frozen]
-
-
-def _penalty_trace(penalty: Callable[[], Any], parameters: Sequence[tf.Variable]) -> Any:
-    def with_gradients() -> list[Any]:
-        with tf.GradientTape() as tape:
-            value = penalty()
-        return [value, *tape.gradient(value, parameters)]
-
-    return trace(with_gradients)
-
-
-def with_factor(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
-    """The slices of a batch, each behind one over the size of the whole batch."""
-    factor = tf.constant(1.0 / sum(counts), tf.float64)
-    return [part.prefixed(factor) for part in batch.parts(counts)]
-
-
-def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
-    """What `with_factor` gives, as far as is needed to trace with."""
-    return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
+    def traffic(self) -> float:
+        """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""
+        n = len(self.devices)
+        up = traffic([self._descent.specs] * n, self._order).total
+        held = [p.shape.num_elements() * p.dtype.size for p in self.parameters]
+        if self._settings.mode == "partitioned":
+            away = sum(
+                size for size, p in zip(held, self.parameters, strict=True) if self._owners[p.ref()] != 0
+            )
+            return float(up + away + (n - 1) * sum(held))
+        return float(up + (up if self._settings.mode == "mirrored" else (n - 1) * sum(held)))
 
 
 def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:
@@ -348,42 +287,6 @@ def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:
 
 
 def _own_mean(share: Share, count: int, total: int) -> Any:
-    return share.loss * (total / count) if share.weight is None else share.loss / share.weight
-
-
-def _divided(gradient: Any, weight: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values / tf.cast(weight, gradient.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(weight, gradient.dtype)
-
-
-def _plus(gradient: Any, extra: Any) -> Any:
-    if gradient is None or extra is None:
-        return gradient if extra is None else extra
-    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
-
-
-def _gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
-    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
-
-    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
-    sparse gradient vary.
-    """
-    return [
-        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
-    ]
-
-
-def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlicesSpec(
-            shape=shape,
-            dtype=gradient.dtype,
-            indices_dtype=gradient.indices.dtype,
-            dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
-            indices_shape=[None],
-        )
-    return tf.TensorSpec(shape, gradient.dtype)
+    if share.weight is None:
+        return share.loss * (total / count)
+    return tf.math.divide_no_nan(share.loss, share.weight)  # a slice may have no weight at all

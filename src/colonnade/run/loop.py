@@ -2,69 +2,77 @@
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from colonnade.run.lockstep import Lockstep
+from colonnade.run.engine import Chunk, Outcome, Then
 from colonnade.run.position import frozen, thaw
 from colonnade.run.split import Arguments
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some steps that ran in one call."""
+class Stepped(Protocol):
+    """An engine whose step is a graph."""
 
-    seconds: float  # without the time that tracing took
-    steps: int
-    examples: int
-    losses: list[float]
-    metrics: dict[str, float]  # of the last step
-    replicas: list[float]  # losses of the last step, by replica
-    skipped: int
+    def prepare(self, batch: Arguments) -> None:
+        """In eager code, before a step on such a batch is built."""
+
+    def step(self, batch: Arguments) -> Outcome:
+        """The graph of a step."""
+
+    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        """Of such a step: how many replicas work, the dtype of the loss, those of the metrics."""
+
+    def key(self, batch: Arguments) -> Hashable:
+        """Equal for batches that one graph serves, at this moment."""
 
 
 class Loop:
-    """Compiled steps, one graph for each size and structure of batch."""
+    """Compiled steps, one graph for each size and structure of batch.
 
-    def __init__(self, engine: Lockstep) -> None:
-        self._engine = engine
+    Args:
+        engine: what builds the graph of a step.
+        then: what `once` returns of a step; it becomes part of the graph.
+    """
+
+    def __init__(self, engine: Stepped, then: Then) -> None:
+        self._engine, self._then = engine, then
         self._single: dict[Hashable, Any] = {}
         self._many: dict[Hashable, Any] = {}
         self.rows = 0  # of the batch at hand
 
-    def once(self, arguments: Arguments) -> tuple[Any, dict[str, Any], int]:
-        """One step; the loss, the metrics, and whether the update was skipped."""
-        key = arguments.key()
+    def once(self, arguments: Arguments) -> Any:
+        """One step; what `then` makes of it."""
+        key = self._engine.key(arguments)
         if key not in self._single:
             self._engine.prepare(arguments)
 
             @tf.autograph.experimental.do_not_convert
             def step(*components: Any) -> Any:
-                found = self._engine.step(arguments.with_components(components))
-                return found.loss, found.metrics, found.skipped
+                batch = arguments.with_components(components)
+                return self._then(self._engine.step(batch), batch)
 
             self._single[key] = tf.function(step, autograph=False).get_concrete_function(
                 *[tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
             )
-        loss, metrics, skipped = self._single[key](*arguments.components())
-        return loss, metrics, int(skipped)
+        return self._single[key](*arguments.components())
 
     def stream(
         self,
         dataset: tf.data.Dataset,
         names: Sequence[str],
         keywords: dict[str, Any],
+        limit: int | None = None,
         *,
         passes: int = 1,
         exact: bool = False,
     ) -> "Stream":
+        # Begins no step before it is asked to.
         return Stream(self, dataset, names, keywords, passes, exact)
 
     def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """The compiled loop for batches like this one."""
-        key = (arguments.key(), str(spec))
+        key = (self._engine.key(arguments), str(spec))
         if key not in self._many:
             self._engine.prepare(arguments)
             self._many[key] = self._compile(arguments, iterator, spec)
@@ -243,7 +251,14 @@ class Stream:
             metrics=dict(zip(self._loop.metric_names(arguments), map(float, metrics), strict=True)),
             replicas=replicas.numpy().tolist(),
             skipped=int(skipped),
+            updates=int(done) - int(skipped),
         )
+
+    def settle(self) -> Chunk | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def _with_size(*batch: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -47,6 +47,7 @@ class Share:
     outputs: Any  # what else the function returned, for metrics of the whole batch
     gradients: list[Any]
     health: Any  # a number per gradient that is finite only if the gradient is
+    seconds: Any = None  # how long the replica took, where that is measured
 
 
 class Objective(Traced):
@@ -63,21 +64,24 @@ class Objective(Traced):
         scale_loss: Callable[[Any], Any],
         voice: Voice | None = None,
         trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = list,
+        *,
+        timed: bool = False,
     ) -> None:
-        self._scale_loss, self._trainable = scale_loss, trainable
+        self._scale_loss, self._trainable, self._timed = scale_loss, trainable, timed
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
         unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
-        total, share = self._ours(self._total), self._ours(self._share)
+        total, share, begun = self._ours(self._total), self._ours(self._share), self._ours(self._begun)
         rows = arguments.size("the loss function")
 
         def flat(*components: Any) -> Any:
+            components, begin = begun(components)
             (factor, *args), kwargs = unpack(components)
             with tf.GradientTape() as tape:
                 found, differentiated = total(fn(*args, **kwargs), factor, rows)
-            return leaves(share(tape, found, differentiated), outputs)
+            return leaves(share(tape, found, differentiated, begin), outputs)
 
         return flat
 
@@ -85,11 +89,27 @@ class Objective(Traced):
         share = total_of(result, factor, rows)
         return share, self._exchange.crossings.turn(self._scale_loss(share.loss))
 
-    def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any) -> Share:
+    def _begun(self, components: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        """The arguments, and the time at which they were there. A stamp outside would serialise replicas."""
+        if not self._timed:
+            return components, None
+        with tf.control_dependencies(components):
+            begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            return [tf.identity(component) for component in components], begin
+
+    def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))
         with self._exchange.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
-        return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, _health(gradients))
+        health, seconds = _health(gradients), None
+        if begin is not None:
+            done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)
+            with tf.control_dependencies(done):
+                seconds = tf.timestamp() - begin
+        return Share(
+            share.loss, share.weight, share.metrics, share.outputs, gradients, health, seconds=seconds
+        )
 
 
 def total_of(result: Any, factor: Any, rows: int) -> Share:

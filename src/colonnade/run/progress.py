@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ class Progress:
         self._bar = _bar(self._console) if show and self._console.is_terminal else None
         self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
         self._since, self._examples, self._steps = 0.0, 0, 0
+        self._staleness: Counter[int] = Counter()  # at the last log line
         self._writer = self._file = None
         if logdir is not None:
             folder = Path(logdir)
@@ -96,6 +98,8 @@ class Progress:
                 "skipped": record.skipped,
                 "replicas": replicas,
             }
+            if record.staleness:
+                line["staleness"] = record.staleness
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
         if self._writer:
@@ -104,6 +108,10 @@ class Progress:
                 for name, value in record.metrics.items():
                     tf.summary.scalar(name, value)
                 tf.summary.scalar("examples_per_second", self._rate())
+                since = Counter(record.staleness) - self._staleness
+                if since:
+                    tf.summary.histogram("staleness", list(since.elements()))
+                self._staleness = Counter(record.staleness)
                 for device, loss in replicas.items():
                     tf.summary.scalar(f"loss by replica/{device}", loss)
             self._writer.flush()

@@ -102,7 +102,7 @@ class Traffic:
 
 
 def traffic(gradients: Sequence[Sequence[Any]], order: Order) -> Traffic:
-    """Count what `reduce` moves: the gradients may be tensors, `tf.TensorSpec`s, or slices of them."""
+    """Count what `reduce` moves: the gradients may be tensors or slices, or specs of them."""
     held = [[_size(gradient) for gradient in row] for row in gradients]
     links: dict[tuple[int, int], int] = {}
     for pairs in order:
@@ -183,6 +183,8 @@ def _size(gradient: Any) -> tuple[int, bool]:
     """Bytes of a gradient, and whether it is sparse; none at all is a sparse one without slices."""
     if gradient is None:
         return 0, True
+    if isinstance(gradient, tf.IndexedSlicesSpec):
+        return 0, True
     if isinstance(gradient, tf.IndexedSlices):
         return _size(gradient.values)[0] + _size(gradient.indices)[0], True
     elements = gradient.shape.num_elements() or 0
@@ -190,6 +192,8 @@ def _size(gradient: Any) -> tuple[int, bool]:
 
 
 def _is_known(gradient: Any) -> bool:
+    if isinstance(gradient, tf.IndexedSlicesSpec):
+        return False
     if isinstance(gradient, tf.IndexedSlices):
         return _is_known(gradient.values)
     return gradient is None or gradient.shape.is_fully_defined()

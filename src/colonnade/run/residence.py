@@ -3,12 +3,13 @@
     shared        one copy of the parameters; every replica reads it
     mirrored      a copy on every device, all updated alike
     partitioned   every parameter, with its optimizer state, lives on one device, dealt by size
+    local         every device has parameters and optimizer state of its own (not a choice of the user's)
 
 What the function itself changes (moving averages, states of random generators) is kept once per
 replica in every mode, so that replicas neither wait for each other nor draw the same numbers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,13 @@ class Residence:
             self._house(variable)
 
     def _house(self, variable: tf.Variable) -> None:
-        if self.mode == "mirrored":
-            for i in range(1, len(self.devices)):
+        if self.mode in ("mirrored", "local"):
+            for i in range(0 if self.mode == "local" else 1, len(self.devices)):
                 self._copies[i][variable.ref()] = copy_of(variable, self.devices[i])
+
+    def own(self, replica: int, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+        """What a replica has for these variables: its copies, or the variables themselves."""
+        return [self._copies[replica].get(variable.ref(), variable) for variable in variables]
 
     def deal(self, owners: dict[Any, int]) -> None:
         """Give each parameter and slot to a device (partitioned); all replicas share the owner's copy."""
@@ -92,7 +97,8 @@ class Residence:
         """
         own = self._aliases[replica]
         if variable.ref() not in own:
-            if self.mode == "mirrored" and replica and variable.ref() not in self._copies[replica]:
+            spread = self.mode in ("mirrored", "local")
+            if spread and replica and variable.ref() not in self._copies[replica]:
                 self._copies[replica][variable.ref()] = copy_of(variable, self.devices[replica])
             source = self._copies[replica].get(variable.ref(), variable)
             with tf.init_scope(), tf.device(source.device):
@@ -112,13 +118,22 @@ class Residence:
 
     def enter(self) -> None:
         """Before steps: the user's variables are the truth; copies take their values."""
-        for variable, copy in self._pairs():
-            copy.assign(variable)
+        self.refresh()
         self.restore_states()
 
-    def restore_states(self) -> list[Any]:
-        """Give the replicas' copies the values of the user's variables; random streams go on."""
-        changed = [state for state in self.states.values() if not state.random]
+    def refresh(self, but: frozenset[Any] = frozenset()) -> None:
+        """Give all copies the values of the user's variables, except those of some, named by their refs."""
+        for variable, copy in self._pairs():
+            if variable.ref() not in but:
+                copy.assign(variable)
+
+    def restore_states(self, only: set[Any] | None = None) -> list[Any]:
+        """Give the replicas' copies the values of the user's variables; random streams go on.
+
+        With `only`, a set of refs, that of some of them.
+        """
+        wanted = [s for s in self.states.values() if only is None or s.original.ref() in only]
+        changed = [state for state in wanted if not state.random]
         return [copy.assign(state.original.read_value()) for state in changed for copy in state.copies]
 
     def leave(self) -> None:
@@ -146,16 +161,31 @@ class Residence:
         variables = [*self.parameters, *self.slots]
         return {v.name: owned.get(v.ref(), v).device for v in variables}
 
-    def settle_states(self, num_active: int) -> list[Any]:
-        """Ops that give the user's variables, and all replicas, what the replicas made of the states."""
+    def streams(self) -> list[tf.Variable]:
+        """The states of the replicas' random generators."""
+        return [copy for state in self.states.values() if state.random for copy in state.copies]
+
+    def settle_states(
+        self, mean: Callable[[Sequence[tf.Variable]], Any], *, everywhere: bool = True
+    ) -> list[Any]:
+        """Ops that give the user's variables what the replicas made of the states, by some mean of them.
+
+        The replicas get it too, unless `everywhere` is False.
+        """
         ops = []
         for state in self.states.values():
             if state.averaged:
-                mean = tf.add_n([copy.read_value() for copy in state.copies[:num_active]]) / num_active
-                ops += [variable.assign(mean) for variable in (state.original, *state.copies)]
+                targets = (state.original, *(state.copies if everywhere else ()))
+                value = mean(state.copies)
+                ops += [variable.assign(value) for variable in targets]
             else:
                 ops.append(state.original.assign(state.copies[0].read_value()))
         return ops
+
+
+def mean_of_first(count: int) -> Callable[[Sequence[tf.Variable]], Any]:
+    """The mean over the first so many copies."""
+    return lambda copies: tf.add_n([copy.read_value() for copy in copies[:count]]) / count
 
 
 def copy_of(variable: tf.Variable, device: str) -> tf.Variable:

@@ -7,7 +7,7 @@ of a saved step have been written back, and `next_join` tells after which steps 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -62,6 +62,7 @@ class State:
             }
 
 
+@runtime_checkable
 class Resumable(Protocol):
     """What a checkpoint asks of an engine."""
 

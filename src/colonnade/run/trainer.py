@@ -1,8 +1,9 @@
 """The trainer: a loss function written for one device, trained on all of them."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,21 @@ from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.conveyor import Conveyor, PipelineEvaluation
+from colonnade.run.engine import Chunk, Engine, Settings, Stream, Sync, home, sync_problems
 from colonnade.run.evaluation import Evaluation
 from colonnade.run.feed import feed, is_generator
 from colonnade.run.footprint import Memory
 from colonnade.run.interruption import Interruption, interactive, interruptible, leave
 from colonnade.run.keeper import Keeper, Moment
 from colonnade.run.lockstep import Lockstep, Synchronous
-from colonnade.run.loop import Loop, Stream
+from colonnade.run.loop import Loop
 from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
 from colonnade.run.pipeline import Pipeline
 from colonnade.run.position import generator_problem
 from colonnade.run.progress import Progress
-from colonnade.run.reduce import order_for
-from colonnade.run.residence import MODES
 from colonnade.run.split import Arguments, parameter_names
+from colonnade.run.state import Resumable
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
 SECONDS_PER_CALL = 0.5
@@ -37,13 +38,18 @@ MOST_SKIPPED = 20
 
 @dataclass(frozen=True)
 class Record:
-    """What is known after a step: means over the global batch, counted since the trainer was made."""
+    """What is known after a step: means over the global batch, counted since the trainer was made.
+
+    `staleness` says how many of the gradients that were applied had each age: the number of updates
+    between the reading of the parameters and the update (asynchronous training only).
+    """
 
     loss: float
     metrics: dict[str, float]
     step: int
     examples: int
     skipped: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,7 +77,7 @@ class Trainer:
             variables are found by tracing it.
         optimizer: any Keras 3 optimizer; it is applied to the gradient of the global batch.
         devices: how many devices, or which; all by default. Or a `cn.Pipeline` that the loss calls.
-        sync: how replicas work together.
+        sync: how replicas work together: `cn.Synchronous()` by default; see `docs/modes.md`.
         variables: where variables live: `shared`, `mirrored` or `partitioned`; `auto` is shared on
             virtual CPU devices and mirrored on cards.
         penalty: a function without arguments whose value is added to the loss once.
@@ -97,45 +103,44 @@ class Trainer:
         optimizer: Any,
         *,
         devices: Devices | Pipeline = None,
-        sync: Synchronous | None = None,
+        sync: Sync | None = None,
         variables: str = "auto",
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
     ) -> None:
+        pipeline = devices if isinstance(devices, Pipeline) else None
         self.devices = (
-            devices.devices if isinstance(devices, Pipeline) else hardware.resolve(devices, "Trainer()")
+            hardware.resolve(devices, "Trainer()") if not isinstance(devices, Pipeline) else devices.devices
         )
-        check("Trainer()", _problems(loss, optimizer, sync, variables, penalty, on_nan, reduce))
+        amiss = [
+            *_problems(loss, optimizer),
+            *_pipeline_problems(pipeline, sync, variables),
+            *sync_problems(sync or Synchronous(), variables, len(self.devices)),
+            *_options(penalty, on_nan, reduce),
+        ]
+        check("Trainer()", amiss)
+        sync = Synchronous() if sync is None else sync
         self.step = self.examples = self.skipped = 0
+        self.staleness: Counter[int] = Counter()
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: dict[Path, list[int]] = {}
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
-        mode = variables if variables != "auto" else hardware.preferred_variables(self.devices)
-        self._how = {"sync": type(sync or Synchronous()).__name__, "variables": mode}
-        self._engine: Lockstep
+        self.optimizer = optimizer
+        mode = home(sync, variables, self.devices)
+        self._how = {"sync": type(sync).__name__, "variables": mode}
+        self._engine: Engine
         self._evaluation: Evaluation
-        if isinstance(devices, Pipeline):
-            check("Trainer()", _pipeline_problems(variables))
-            self._engine = Conveyor(devices, loss, optimizer, penalty=penalty, on_nan=on_nan)
-            self._evaluation = PipelineEvaluation(devices, loss)
+        if pipeline is not None:
+            self._engine = Conveyor(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
+            self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
-            self._engine = Lockstep(
-                loss,
-                optimizer,
-                self.devices,
-                mode=mode,
-                penalty=penalty,
-                on_nan=on_nan,
-                order=order_for(self.devices),
-            )
+            self._engine = sync.engine(Settings(loss, optimizer, self.devices, mode, penalty, on_nan))
             self._evaluation = Evaluation(loss, self.devices)
-        self._loop = Loop(self._engine)
-
-    @property
-    def optimizer(self) -> Any:
-        return self._engine.optimizer
+        self._loop = self._engine.loop(
+            lambda found, _: (found.loss, found.metrics, found.skipped, found.ages)
+        )
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -144,19 +149,33 @@ class Trainer:
 
     def homes(self) -> dict[str, str]:
         """Where each parameter and each variable of the optimizer lives; empty before the first step."""
-        return self._engine.residence.homes() if self._engine.residence is not None else {}
+        return self._engine.homes()
+
+    def replicas(self) -> list[list[Any]]:
+        """For each device the values that it reads as the parameters; they differ where training is local."""
+        return [[variable.numpy() for variable in own] for own in self._engine.replicas()]
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
+        return self._engine.traffic()
 
     def memory(self, *batch: Any) -> Memory:
         """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it."""
+        if not isinstance(self._engine, Lockstep):
+            rule = "is not estimated: its replicas have variables of their own"
+            problem = Problem(
+                "sync", self._how["sync"], rule, "Estimate cn.Synchronous(), and add a copy for each device"
+            )
+            raise InvalidArgument("memory()", [problem])
         return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         arguments = Arguments(batch, self._mode(training=True), self._names)
         with self._state():
-            loss, metrics, skipped = self._loop.once(arguments)
+            loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
-        return self._advance(1, size, float(loss), metrics, skipped)
+        return self._advance(1, size, float(loss), metrics, skipped, ages)
 
     def fit(
         self,
@@ -190,6 +209,7 @@ class Trainer:
             Ctrl-C and SIGTERM finish the step, save, and end the program with exit code 75.
         """
         check("fit()", _fit_problems(data, steps, epochs, log_every, checkpoint))
+        check("fit()", self._checkpoint_problems(checkpoint))
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
@@ -201,16 +221,14 @@ class Trainer:
         elif epochs is not None and passes == 1:
             dataset = dataset.repeat(epochs)
         history = History()
+        expected = self._expected(dataset, steps, passes)
         with (
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(self._expected(dataset, steps, passes), logdir, self._engine.devices, show=progress) as shown,
+            Progress(expected, logdir, self._engine.devices, show=progress) as shown,
             self._keeper(checkpoint, epochs) as keeper,
+            closing(self._stream(dataset, steps, keeper, passes)) as stream,
         ):
-            arranged = dataset if keeper is None else keeper.arranged(dataset)
-            stream = self._loop.stream(
-                arranged, self._names, self._mode(training=True), passes=passes, exact=exact
-            )
             self._run(stream, steps, log_every, callbacks, history, interrupted, shown, keeper)
         history.interrupted = interrupted.is_set()
         if keeper is not None:
@@ -218,7 +236,7 @@ class Trainer:
             if interrupted.is_set() and not interactive():
                 leave(self.step, keeper.directory)
             if not interrupted.is_set():
-                self._fits.setdefault(keeper.directory, []).append(stream.begun)
+                self._fits.setdefault(keeper.directory, []).append(keeper.stream.begun)
         return history
 
     def _keeper(
@@ -226,8 +244,24 @@ class Trainer:
     ) -> AbstractContextManager[Keeper | None]:
         if checkpoint is None:
             return nullcontext()
+        assert isinstance(self._engine, Resumable)
         finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
         return Keeper(checkpoint, self._engine, self._how, finished, epochs)
+
+    def _checkpoint_problems(self, checkpoint: Checkpoint | None) -> Iterator[Problem]:
+        if checkpoint is not None and not isinstance(self._engine, Resumable):
+            rule = f"cannot be kept in {self._how['sync']} training, which never stands still"
+            yield Problem("checkpoint", checkpoint.directory, rule, "Save between two calls of fit instead")
+
+    def _stream(
+        self, dataset: tf.data.Dataset, steps: int | None, keeper: Keeper | None, passes: int
+    ) -> Stream:
+        names, keywords = self._names, self._mode(training=True)
+        if keeper is None:
+            return self._loop.stream(dataset, names, keywords, steps)
+        assert isinstance(self._loop, Loop)
+        arranged = keeper.arranged(dataset)
+        return keeper.follow(self._loop.stream(arranged, names, keywords, passes=passes, exact=keeper.exact))
 
     def _run(
         self,
@@ -242,8 +276,8 @@ class Trainer:
     ) -> None:
         begin, per_step, done, skipped_in_a_row, stopped = self.step, 0.0, 0, 0, False
         if keeper is not None:
-            keeper.start(stream, self.step)
-            if keeper.found is not None and stream.arguments() is not None:
+            keeper.start(self.step)
+            if keeper.found is not None and keeper.stream.arguments() is not None:
                 begin, stopped = self._resumed(keeper.found, history), keeper.over
                 done = self.step - begin
                 shown.begin_at(self.step, done)
@@ -260,26 +294,25 @@ class Trainer:
             if chunk is None:
                 break
             per_step = chunk.seconds / chunk.steps
-            done = self.step - begin + chunk.steps
-            record = self._advance(
-                chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped
-            )
-            skipped_in_a_row = skipped_in_a_row + chunk.steps if chunk.skipped == chunk.steps else 0
+            record = self._count(chunk, history)
+            done = self.step - begin
+            skipped_in_a_row = 0 if chunk.updates else skipped_in_a_row + chunk.steps
             if skipped_in_a_row >= MOST_SKIPPED:
                 raise NotFinite(f"{skipped_in_a_row} steps in a row were skipped: no gradient was finite")
-            history.losses += chunk.losses
-            history.seconds += chunk.seconds
-            history.examples += chunk.examples
             logged = done % log_every == 0
             shown.advance(record, chunk, logged=logged)
             if logged:
                 history.records.append(record)
-                stopped = True in [callback(record) for callback in callbacks]
+                stopped = bool(callbacks) and self._ends(record, callbacks)
             if keeper is not None:
                 moment = Moment(record.step, record.examples, record.skipped, record.loss, record.metrics)
-                keeper.after(moment, stream, stopped=stopped)
+                keeper.after(moment, stopped=stopped)
+        begun = stream.settle()
+        if begun is not None:
+            record = self._count(begun, history)
+            shown.advance(record, begun, logged=False)
         if keeper is not None:
-            keeper.finish(stream, stopped=stopped)
+            keeper.finish(stopped=stopped)
         if not history.losses and history.resumed is None and not interrupted.is_set():
             raise InvalidArgument(
                 "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
@@ -293,6 +326,21 @@ class Trainer:
         history.resumed = found.step
         history.records.append(Record(found.loss, found.metrics, found.step, found.examples, found.skipped))
         return found.begin
+
+    def _count(self, chunk: Chunk, history: History) -> Record:
+        history.losses += chunk.losses
+        history.seconds += chunk.seconds
+        history.examples += chunk.examples
+        return self._advance(
+            chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
+        )
+
+    def _ends(self, record: Record, callbacks: Sequence[Callable[[Record], Any]]) -> bool:
+        """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
+        self._engine.leave()
+        said = [callback(record) for callback in callbacks]
+        self._engine.enter()
+        return True in said
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
         """Mean loss and metrics over `data`; every example counts exactly once.
@@ -309,20 +357,31 @@ class Trainer:
         return {"training": training} if self._flagged else {}
 
     def _advance(
-        self, steps: int, examples: int, loss: float, metrics: dict[str, Any], skipped: int
+        self,
+        steps: int,
+        examples: int,
+        loss: float,
+        metrics: dict[str, Any],
+        skipped: int,
+        ages: dict[int, int],
     ) -> Record:
         self.step += steps
         self.examples += examples
         self.skipped += int(skipped)
+        self.staleness.update(ages)
         return Record(
-            float(loss), {k: float(v) for k, v in metrics.items()}, self.step, self.examples, self.skipped
+            float(loss),
+            {name: float(value) for name, value in metrics.items()},
+            self.step,
+            self.examples,
+            self.skipped,
+            dict(sorted(self.staleness.items())),
         )
 
     @contextmanager
     def _state(self) -> Iterator[None]:
         """Around steps: copies take the user's values, the user's variables take the result."""
-        if self._engine.residence is not None:
-            self._engine.residence.enter()
+        self._engine.enter()
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -334,8 +393,7 @@ class Trainer:
                 self.examples += done * self._loop.rows
             raise found from None
         finally:
-            if self._engine.residence is not None:
-                self._engine.residence.leave()
+            self._engine.leave()
 
     def _expected(self, dataset: tf.data.Dataset, steps: int | None, passes: int) -> int | None:
         """How many steps there will be, as far as one can tell."""
@@ -359,19 +417,16 @@ def _averaged(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[Non
             parameter.assign(value)
 
 
-def _problems(
-    loss: Any, optimizer: Any, sync: Any, variables: Any, penalty: Any, on_nan: Any, reduce: Any
-) -> Iterator[Problem]:
+def _problems(loss: Any, optimizer: Any) -> Iterator[Problem]:
     if not callable(loss):
         yield Problem(
             "loss", loss, "must be a function of a batch", "Pass the function itself, not its value"
         )
     if not all(hasattr(optimizer, name) for name in ("apply", "build", "scale_loss")):
         yield Problem("optimizer", optimizer, "must be a Keras 3 optimizer", "Try keras.optimizers.Adam()")
-    if sync is not None and not isinstance(sync, Synchronous):
-        yield Problem("sync", sync, "must be cn.Synchronous()", "Leave it out")
-    if variables not in ("auto", *MODES):
-        yield Problem("variables", variables, f"must be one of auto, {', '.join(MODES)}", "Leave it out")
+
+
+def _options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
     if penalty is not None and not callable(penalty):
         yield Problem("penalty", penalty, "must be a function without arguments", "Wrap it: lambda: ...")
     if on_nan not in ("stop", "skip"):
@@ -380,8 +435,11 @@ def _problems(
         yield Problem("reduce", reduce, "must be auto", "Leave it out")
 
 
-def _pipeline_problems(variables: Any) -> Iterator[Problem]:
-    if variables != "auto":
+def _pipeline_problems(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterator[Problem]:
+    if pipeline is not None and sync not in (None, Synchronous()):
+        rule = "has no meaning for a pipeline, whose rows work in lockstep"
+        yield Problem("sync", sync, rule, "Leave it out")
+    if pipeline is not None and variables != "auto":
         rule = "has no meaning for a pipeline, whose variables live with their stages"
         yield Problem("variables", variables, rule, "Leave it out")
 

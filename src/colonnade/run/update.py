@@ -41,12 +41,20 @@ class Update:
             self.concrete = tf.function(apply, autograph=False).get_concrete_function(*self._specs)
         self.captures = captures(self.concrete)
 
-    def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any) -> Any:
+    def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
         """Apply the gradients, given as plain tensors, to the variables of these handles.
 
         `function` is `concrete`, or what `placed` made of it.
         """
-        return tf.raw_ops.StatefulPartitionedCall(args=[*gradients, *handles], Tout=[tf.int32], f=function)[0]
+        args = [*gradients, *handles]
+        return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=function or self.concrete)[0]
+
+    def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
+        """The handles for a call, with those of other variables by the `ref()` of the captured ones."""
+        return [
+            variables[capture.variable.ref()] if capture.variable is not None else capture.tensor
+            for capture in self.captures
+        ]
 
     def owners(self, num_devices: int, given: Sequence[int] | None = None) -> dict[Any, int]:
         """The device of each variable, by its ref: parameters as given or dealt by size, slots with them.

@@ -1,0 +1,242 @@
+"""Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, NotFinite, Problem
+from colonnade.reason.staleness import Event, Ledger
+from colonnade.run.tally import Finished, Piece
+
+
+class Shared(Protocol):
+    """The parameters that all devices share, and what they need to work on them."""
+
+    devices: tuple[str, ...]
+    on_nan: str | None
+    max_staleness: int | None
+    order: Iterator[Event] | None
+    turn: threading.Condition  # held by whoever reads or updates the parameters
+
+    def look(self) -> list[Any]:
+        """The parameters as they are."""
+
+    def worked(self, device: int) -> None:
+        """The device has changed its states."""
+
+    def not_finite(self, device: int, step: int, watched: Any) -> NotFinite:
+        """What to raise."""
+
+
+class Desk:
+    """Where devices read the parameters and hand in gradients, one at a time."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._turn = shared, shared.turn
+        self.ledger = Ledger(shared.max_staleness)
+        self._line: deque[int] = deque()  # devices that wait to read
+
+    def read(self, device: int) -> list[Any]:
+        """The parameters, as soon as the device may read them."""
+        with self._turn:
+            self._line.append(device)
+            while self._line[0] != device or not self.ledger.may_read():
+                self._turn.wait()
+            self._line.popleft()
+            self.ledger.read(device)
+            self._turn.notify_all()
+            return self._shared.look()
+
+    def work(
+        self, device: int, piece: Piece, parameters: Sequence[Any], *, more: bool = False
+    ) -> tuple[Finished, list[Any] | None]:
+        """Compute a slice and apply its gradient.
+
+        With `more`, the device has another slice to work on; if it may read for it at once, the second
+        result is what it read.
+        """
+        compute, step = piece.compute(device), piece.tally
+        results = compute.call(*parameters, *piece.tensors)
+        told = results[0].numpy()
+        self._shared.worked(device)
+        healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
+        if not healthy:
+            compute.undo(results)
+            if self._shared.on_nan == "stop":
+                raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
+        age, found = None, None
+        with self._turn:
+            if healthy:
+                age = self.ledger.applied(device)
+                found = compute.push(
+                    tf.constant(step.pace, tf.int64), tf.constant(age, tf.int64), *compute.gradient(results)
+                )
+            else:
+                self.ledger.left_out(device)
+            if more and not self._line and self.ledger.may_read():
+                self.ledger.read(device)
+                found = found or self._shared.look()
+            else:
+                found = None
+            self._turn.notify_all()
+        return Finished(piece, device, told, age, compute.packed(results)), found
+
+    def go(self, device: int) -> None:
+        """The device makes no other update: nobody waits for the one that it read for."""
+        with self._turn:
+            if self.ledger.is_reading(device):
+                self.ledger.left_out(device)
+            self._turn.notify_all()
+
+
+class Threads:
+    """A thread per device; each takes a slice from the queue whenever it is free."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._desk = shared, Desk(shared)
+        self._queue: SimpleQueue[Piece | None] = SimpleQueue()
+        self._results: SimpleQueue[Finished | BaseException] = SimpleQueue()
+        self._under_way = 0
+        self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=f"colonnade {device}", daemon=True)
+            for i, device in enumerate(shared.devices)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Slices in the queue."""
+        return self._queue.qsize()
+
+    def give(self, piece: Piece) -> None:
+        self._under_way += 1
+        self._queue.put(piece)
+
+    def next(self) -> Finished | BaseException | None:
+        """The next slice that is finished, or what went wrong; None if nothing is under way."""
+        if not self._under_way:
+            return None
+        self._under_way -= 1
+        return self._results.get()
+
+    def stop(self) -> None:
+        """Take no other slice, and wait for those that are being computed."""
+        self._until = 0
+        self._end()
+
+    def rest(self) -> list[Finished]:
+        """After an error: what else was finished. Steps before the one that failed are completed."""
+        self._end()
+        found = [self._results.get() for _ in range(self._results.qsize())]
+        return [result for result in found if isinstance(result, Finished)]
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, device: int) -> None:
+        piece: Piece | None = self._queue.get()
+        parameters: list[Any] | None = None
+        try:
+            while piece is not None and piece.tally.number < self._until:
+                parameters = parameters or self._desk.read(device)
+                following = self._following()
+                found, parameters = self._desk.work(device, piece, parameters, more=following is not None)
+                self._results.put(found)
+                piece = following or self._queue.get()
+        except BaseException as error:
+            assert piece is not None
+            with self._shared.turn:
+                self._until = min(self._until, piece.tally.number)
+            self._results.put(named(error, self._shared.devices[device], piece.tally.number))
+        finally:
+            self._desk.go(device)
+
+    def _following(self) -> Piece | None:
+        """The slice to go on with, if one is there."""
+        try:
+            return self._queue.get_nowait()
+        except Empty:
+            return None
+
+
+class InOrder:
+    """One thread that makes the reads and updates of all devices in a given order.
+
+    A read when no slice is left, and the update that belongs to it, are passed over.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._desk = shared, Desk(shared)
+        self._queue: deque[Piece] = deque()
+        self._held: dict[int, tuple[Piece, list[Any]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Slices in the queue."""
+        return len(self._queue)
+
+    def give(self, piece: Piece) -> None:
+        self._queue.append(piece)
+
+    def next(self) -> Finished | BaseException | None:
+        """Make events up to the next update."""
+        assert self._shared.order is not None
+        while self._queue or self._held:
+            event = next(self._shared.order, None)
+            if problem := self._problem(event):
+                return InvalidArgument("Asynchronous()", [problem])
+            assert event is not None
+            kind, device = event
+            if kind == "read" and self._queue:
+                self._held[device] = self._queue.popleft(), self._desk.read(device)
+            elif kind == "apply" and device in self._held:
+                piece, parameters = self._held.pop(device)
+                try:
+                    return self._desk.work(device, piece, parameters)[0]
+                except BaseException as error:
+                    return named(error, self._shared.devices[device], piece.tally.number)
+        return None
+
+    def _problem(self, event: Event | None) -> Problem | None:
+        fix = "Take colonnade.reason.staleness.race(seconds, max_staleness)"
+        if event is None:
+            left = len(self._queue) + len(self._held)
+            return Problem("order", f"{left} slices", "are left at the end of the order", fix)
+        kind, device = event
+        if kind not in ("read", "apply") or device not in range(len(self._shared.devices)):
+            return Problem("order", event, "must be a read or an apply of one of the devices", fix)
+        if kind == "read" and device in self._held:
+            return Problem("order", event, "comes before the device has applied what it read", fix)
+        if kind == "read" and self._queue and not self._desk.ledger.may_read():
+            return Problem("order", event, "comes where max_staleness lets the device wait", fix)
+        return None
+
+    def rest(self) -> list[Finished]:
+        """Nothing is under way but what the order has not come to."""
+        return []
+
+    def stop(self) -> None:
+        self._queue.clear()
+        self._held.clear()
+
+
+def named(error: BaseException, device: str, step: int) -> BaseException:
+    """The same error, which says on which device it came up."""
+    where = f"on {device}, at step {step}"
+    if isinstance(error, NotFinite):
+        return error
+    if isinstance(error, tf.errors.OpError):
+        return type(error)(error.node_def, error.op, f"{where}: {error.message}")
+    error.add_note(where)
+    return error

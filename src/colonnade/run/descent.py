@@ -1,0 +1,284 @@
+"""What is trained: the loss with its gradient, the penalty and the update, each traced once.
+
+Engines differ in which variables a replica has and in when updates are made. What they have in common
+is here: traces for slices of every size, sums over slices, and the guard against what is not finite.
+"""
+
+import gc
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.run.engine import Settings
+from colonnade.run.objective import Objective, Share
+from colonnade.run.segments import problems
+from colonnade.run.split import Arguments
+from colonnade.run.trace import Traced, Voice, trace
+from colonnade.run.update import Update
+
+# Begins the message of the assertion that guards an update.
+NOT_FINITE = "colonnade: a loss or gradient is not finite"
+
+
+class Descent:
+    """The traces of a loss function, of its penalty and of the optimizer's update.
+
+    Args:
+        settings: what to train, and how.
+        timed: whether replicas tell how long they took.
+    """
+
+    def __init__(self, settings: Settings, *, timed: bool = False) -> None:
+        self.optimizer = settings.optimizer
+        self._settings, self._timed = settings, timed
+        self._objectives: dict[Hashable, Objective] = {}
+        self._updates: dict[Hashable, Update] = {}
+        self._penalty_trace: Any = None
+        self.parameters: list[tf.Variable] = []
+        self.slots: list[tf.Variable] = []
+        with tf.device("/device:CPU:0"):
+            self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
+
+    @property
+    def objectives(self) -> list[Objective]:
+        return list(self._objectives.values())
+
+    def prepare(
+        self,
+        batch: Arguments,
+        counts: Sequence[int],
+        refused: Callable[[Sequence[Traced]], Iterable[Problem]] = problems,
+    ) -> None:
+        """Trace the loss for these slices, and make the optimizer's variables.
+
+        Must run in eager code, before a step is built: variables are made here.
+        """
+        traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
+        check("the loss function", refused(traces))
+        self.build()
+
+    def build(self) -> None:
+        """Make the optimizer's variables, for the parameters of what was traced."""
+        if self.parameters:
+            return
+        parameters = self.objectives[0].parameters
+        if not parameters:
+            rule, fix = "uses no trainable variable", "Compute it from the variables to be trained"
+            raise InvalidArgument("Trainer()", [Problem("loss", self._settings.loss, rule, fix)])
+        if self._settings.penalty is not None:
+            self._penalty_trace = _penalty_trace(self._settings.penalty, parameters)
+        if not self.optimizer.built:
+            self.optimizer.build(parameters)
+        self.parameters = parameters
+        self.slots = [getattr(v, "value", v) for v in self.optimizer.variables]
+
+    def objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
+        """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
+        common = self.cached(part, None)
+        if num_replicas == 1 or not (common.repeats or common.speaks):
+            return common
+        return self.cached(part, Voice(replica, self._settings.devices[replica], common.repeats))
+
+    def cached(self, part: Arguments, voice: Voice | None) -> Objective:
+        """The trace for slices like this one, as this replica speaks."""
+        key = (part.key(), voice)
+        if key not in self._objectives:
+            self._objectives[key] = Objective(
+                self._settings.loss,
+                part,
+                self.optimizer.scale_loss,
+                voice,
+                self._settings.trainable or not_frozen,
+                timed=self._timed,
+            )
+        return self._objectives[key]
+
+    def told(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
+        """Of a step on such slices: how many replicas work, the dtype of the loss, those of the metrics."""
+        share = self.objective(specs(batch, counts)[0], 0, len(counts)).structure
+        return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}
+
+    @property
+    def specs(self) -> list[Any]:
+        """For each parameter the spec of its gradient."""
+        return gradient_specs(self.objectives[0].structure.gradients, self.parameters)
+
+    def update(self, gradients: Sequence[Any]) -> Update:
+        """The update for gradients like these, or for specs of them."""
+        key = tuple(gradient_specs(gradients, self.parameters))
+        if key not in self._updates:
+            self._updates[key] = Update(self.optimizer, self.parameters, key)
+        return self._updates[key]
+
+    def with_penalty(
+        self, gradients: list[Any], loss: Any, device: str, bindings: Callable[[Any], Mapping[Any, Any]]
+    ) -> tuple[list[Any], Any]:
+        """Gradients and loss with the penalty, computed on `device` from the variables bound there."""
+        if self._penalty_trace is None:
+            return gradients, loss
+        value, *extra = self._penalty_trace.on(device, [], bindings(self._penalty_trace.captures))
+        # A penalty is part of what the optimizer unscales, like the loss.
+        added = [
+            _plus(g, self.optimizer.scale_loss(e) if e is not None else None)
+            for g, e in zip(gradients, extra, strict=True)
+        ]
+        return added, loss + tf.cast(value, loss.dtype)
+
+    @property
+    def penalty(self) -> Traced | None:
+        """The trace of the penalty, if there is one."""
+        return self._penalty_trace
+
+    def lost(self) -> list[str]:
+        """What a checkpoint cannot keep, in words."""
+        if not any(objective.repeats for objective in self.objectives):
+            return []
+        return ["the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"]
+
+    def watched(self, shares: Sequence[Share], losses: Any) -> Any:
+        """A row per replica of what must be finite: its loss, and a number for each of its gradients."""
+        if hasattr(self.optimizer, "dynamic_scale"):  # loss scaling looks for infinities itself
+            return losses[:, None]
+        health = tf.stack([share.health for share in shares])
+        return tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
+
+    def guarded(self, watched: Any, write: Callable[[], Any], undo: Callable[[], Any] | None) -> Any:
+        """Write, unless something is not finite: 1 if the update was left out, else 0.
+
+        `undo` takes back what the replicas wrote already. It is needed to skip; without it the guard
+        raises before anything is written.
+        """
+        on_nan = self._settings.on_nan
+        if on_nan is None:
+            return write()
+        healthy = tf.reduce_all(tf.math.is_finite(watched))
+        said = [NOT_FINITE, self.made.read_value(), tf.shape(watched), watched]
+        if undo is None:
+            with tf.control_dependencies([tf.debugging.Assert(healthy, said, summarize=-1)]):
+                return write()
+        left_out = tf.cond(healthy, write, undo)
+        if on_nan == "skip":
+            return left_out
+        with tf.control_dependencies([left_out]):
+            asserted = tf.debugging.Assert(healthy, said, summarize=-1)
+        with tf.control_dependencies([asserted]):
+            return tf.identity(left_out)
+
+    def explained(
+        self,
+        error: tf.errors.InvalidArgumentError,
+        culprit: Callable[[int, Sequence[str]], str] | None = None,
+    ) -> Exception:
+        """If the guard of the update spoke: which device, step and variable; else the error as it is.
+
+        `culprit` tells the device from the replica and the names of the variables with bad gradients.
+        """
+        found = re.search(rf"{NOT_FINITE}\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*\n", error.message, re.S)
+        if not found:
+            return error
+        step, rows, columns = int(found[1]) + 1, int(found[2]), int(found[3])
+        table = np.array([float(n) for n in re.findall(r"[-+.\w]+", found[4])]).reshape(rows, columns)
+        replica = int(np.argwhere(~np.isfinite(table))[0][0])
+        device = (
+            self._settings.devices[replica] if culprit is None else culprit(replica, self.bad(table[replica]))
+        )
+        return self.not_finite(device, step, table[replica])
+
+    def bad(self, row: np.ndarray) -> list[str]:
+        """The variables whose gradients are not finite in a row of `watched`."""
+        gradients = self.objectives[0].structure.gradients
+        present = [p.name for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        return [name for name, value in zip(present, row[1:], strict=False) if not np.isfinite(value)]
+
+    def not_finite(self, device: str, step: int, row: np.ndarray) -> NotFinite:
+        """What to raise for a row of `watched` that is not finite."""
+        bad = self.bad(row)
+        first = f"; first bad gradient: {bad[0]}" if bad else ""
+        what = "a gradient" if np.isfinite(row[0]) else "the loss"
+        return NotFinite(
+            f"{what} is not finite on {device} at step {step}{first}. "
+            'No update was applied. Look at the batch and the learning rate, or choose on_nan="skip".',
+            device=device,
+            step=step,
+            variable=bad[0] if bad else None,
+        )
+
+
+def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Without the variables of Keras layers that were set to `trainable = False`.
+
+    A tf.Variable does not know of that; only the Keras variable around it does, and nothing leads
+    from the one to the other, so all Keras variables of the process are looked at.
+    """
+    known = [v for v in gc.get_objects() if issubclass(type(v), keras.Variable)]
+    frozen = {v.value.ref() for v in known if not v.trainable}
+    return [variable for variable in used if variable.ref() not in frozen]
+
+
+def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """What `with_factor` gives, as far as is needed to trace with."""
+    return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
+
+
+def with_factor(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """The slices of a batch, each behind one over the size of the whole batch."""
+    factor = tf.constant(1.0 / sum(counts), tf.float64)
+    return [part.prefixed(factor) for part in batch.parts(counts)]
+
+
+def divided(gradient: Any, weight: Any) -> Any:
+    """A gradient, dense or sparse or None, over a number."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient if gradient is None else gradient / tf.cast(weight, gradient.dtype)
+
+
+def gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
+
+    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
+    sparse gradient vary.
+    """
+    return [
+        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def components(gradients: Sequence[Any]) -> list[Any]:
+    """The plain tensors of the gradients that there are."""
+    return tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
+
+
+def _penalty_trace(penalty: Callable[[], Any], parameters: Sequence[tf.Variable]) -> Any:
+    def with_gradients() -> list[Any]:
+        with tf.GradientTape() as tape:
+            value = penalty()
+        return [value, *tape.gradient(value, parameters)]
+
+    return trace(with_gradients)
+
+
+def _plus(gradient: Any, extra: Any) -> Any:
+    if gradient is None or extra is None:
+        return gradient if extra is None else extra
+    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
+
+
+def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
+    if gradient is None or isinstance(gradient, tf.IndexedSlicesSpec | tf.TensorSpec):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlicesSpec(
+            shape=shape,
+            dtype=gradient.dtype,
+            indices_dtype=gradient.indices.dtype,
+            dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
+            indices_shape=[None],
+        )
+    return tf.TensorSpec(shape, gradient.dtype)

@@ -1,0 +1,381 @@
+"""Local training: every replica makes steps on variables of its own, and now and then they are joined."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import Problem, check
+from colonnade.run.descent import Descent, components, divided
+from colonnade.run.engine import Outcome, Settings, Then, whole
+from colonnade.run.loop import Loop
+from colonnade.run.meeting import Averaged, Held, Join, Pulled
+from colonnade.run.objective import Share
+from colonnade.run.reduce import traffic
+from colonnade.run.residence import Residence
+from colonnade.run.segments import refusals
+from colonnade.run.split import Arguments, sizes
+from colonnade.run.trace import Traced
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Each replica makes `every` steps on its own variables; then the replicas are averaged.
+
+    Args:
+        every: steps between averages.
+        outer: a Keras optimizer that treats what the average has moved by as a gradient; without one
+            the replicas go on from the average itself.
+
+    Example:
+        >>> import colonnade as cn, keras
+        >>> sync = cn.LocalSGD(every=8, outer=keras.optimizers.SGD(1.0, momentum=0.9))
+    """
+
+    every: int
+    outer: Any = None
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("LocalSGD()", [*whole("every", self.every, 1), *_outer_problems(self.outer)])
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> "Local":
+        # A copy of its own: the optimizer's state belongs to one training.
+        outer = None if self.outer is None else type(self.outer).from_config(self.outer.get_config())
+        return Local(settings, self.every, Averaged(outer))
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Local training for many steps, with Nesterov momentum on what the average has moved by.
+
+    It is `LocalSGD` with the outer optimizer of Douillard and others (2023): a rate of 0.7 and a momentum
+    of 0.9.
+
+    Args:
+        every: steps between averages.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.DiLoCo(every=32)
+    """
+
+    every: int = 32
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("DiLoCo()", whole("every", self.every, 1))
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> "Local":
+        outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        return LocalSGD(self.every, outer).engine(settings)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Replicas and a centre pull at each other every so many steps; the centre is what is evaluated.
+
+    A pull moves a replica by `alpha` of its way to the centre, and the centre by the sum of what the
+    replicas were moved by (Zhang, Choromanska and LeCun, 2015).
+
+    Args:
+        every: steps between pulls.
+        alpha: how strong a pull is; 0 leaves the replicas independent, and the centre where it is.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Elastic(every=8, alpha=0.1)
+    """
+
+    every: int
+    alpha: float
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("Elastic()", [*whole("every", self.every, 1), *self._alpha_problems()])
+
+    def _alpha_problems(self) -> Iterator[Problem]:
+        number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
+        if not number or not 0 <= self.alpha < 1:
+            yield Problem("alpha", self.alpha, "must be a number from 0 to below 1", "Try alpha=0.1")
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        # A join multiplies the distance between the centre and the replicas' mean by 1 - alpha (n + 1).
+        if self.alpha * (num_devices + 1) >= 2:
+            rule = f"moves the centre of {num_devices} replicas so far past them that it would never settle"
+            fix = f"Try alpha={0.9 / num_devices:.2g}"
+            yield Problem("alpha", self.alpha, rule, fix)
+
+    def engine(self, settings: Settings) -> "Local":
+        return Local(settings, self.every, Pulled(self.alpha))
+
+
+class Local:
+    """Builds the graph of a step of local training, which ends with a join every so many steps.
+
+    The gradient of a replica is that of the mean over its own slice. The replicas' optimizers all count
+    global steps, so a schedule means the same for each of them. The user's variables hold the result of a
+    join after it; in between they show the average of the replicas when steps end (of elastic training:
+    the centre).
+    """
+
+    def __init__(self, settings: Settings, every: int, join: Join) -> None:
+        self._settings, self.devices = settings, settings.devices
+        self._every, self._join = every, join
+        self._descent = Descent(settings)
+        self._order = settings.order
+        self._residence: Residence | None = None
+        self._shown: list[Any] | None = None  # the values that the user's variables were left with
+        self._shows: dict[int, Any] = {}
+        with tf.device("/device:CPU:0"):
+            # Examples, or sums of weights, that each replica has seen since the last join.
+            self._seen = tf.Variable(tf.zeros([len(self.devices)], tf.float64), trainable=False, name="seen")
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        return self._descent.parameters
+
+    def loop(self, then: Then) -> Loop:
+        return Loop(self, then)
+
+    def key(self, batch: Arguments) -> Hashable:
+        return batch.key()
+
+    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        return self._descent.told(batch, self._counts(batch))
+
+    def prepare(self, batch: Arguments) -> None:
+        """Trace the loss, and make every replica's own variables. Must run in eager code."""
+        self._descent.prepare(batch, self._counts(batch), self._refused)
+        if self._residence is None:
+            self._residence = Residence("local", self.devices, self.parameters, self._descent.slots)
+            self._join.settle(self.parameters, self.devices[0])
+        for objective in self._descent.objectives:
+            for i in range(len(self.devices)):
+                self._residence.bindings(i, objective.captures)
+
+    def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+        if len(self.devices) > 1:
+            yield from refusals(traces[0])
+
+    def _counts(self, batch: Arguments) -> tuple[int, ...]:
+        total = batch.size("the batch")
+        assert total is not None
+        return sizes(total, len(self.devices))
+
+    def _held(self) -> Held:
+        assert self._residence is not None
+        copies = [self._residence.own(i, self.parameters) for i in range(len(self.devices))]
+        return Held(self.parameters, copies, self.devices, self._order)
+
+    def step(self, batch: Arguments) -> Outcome:
+        """The graph of one step on a batch of known size; call it inside a tf.function."""
+        assert self._residence is not None
+        counts = self._counts(batch)
+        before = [(copy, copy.read_value()) for copy in self._states()]
+        shares, gradients, losses, calls = [], [], [], []
+        for i, (part, count) in enumerate(zip(batch.parts(counts), counts, strict=True)):
+            share, gradient, loss, leaves = self._own(i, part, count, len(counts))
+            shares.append(share)
+            gradients.append(gradient)
+            losses.append(loss)
+            calls += leaves
+        amounts = [
+            tf.cast(count if share.weight is None else share.weight, tf.float64)
+            for share, count in zip(shares, counts, strict=True)
+        ]
+        total = tf.add_n(amounts)
+        own = [_own_mean(share, share.loss) for share in shares]
+
+        def mean(values: Sequence[Any]) -> Any:
+            parts = [tf.cast(a / total, v.dtype) * v for a, v in zip(amounts, values, strict=True)]
+            return tf.add_n(parts)
+
+        metrics = {name: mean([_own_mean(s, s.metrics[name]) for s in shares]) for name in shares[0].metrics}
+        per_replica = tf.stack(own)
+        undo = None
+        if self._settings.on_nan == "skip" or before:
+            undo = lambda: _undone(before)  # noqa: E731
+        with tf.control_dependencies(calls):
+            skipped = self._descent.guarded(
+                self._descent.watched(shares, per_replica), lambda: self._written(gradients, amounts), undo
+            )
+        return Outcome(mean(losses), metrics, per_replica, skipped, [s.outputs for s in shares])
+
+    def _own(self, i: int, part: Arguments, count: int, num_active: int) -> tuple[Share, list[Any], Any, Any]:
+        """What a replica makes of its slice: its share, its gradient, its loss with the penalty."""
+        assert self._residence is not None
+        residence = self._residence
+        given = part.prefixed(tf.constant(1.0 / count, tf.float64))
+        traced = self._descent.objective(given, i, num_active)
+        bindings = residence.bindings(i, traced.captures)
+        leaves = traced.on(self.devices[i], given.components(), bindings, replica=i)
+        share = traced.pack(leaves)
+        gradients = share.gradients
+        if share.weight is not None:
+            # A slice without any weight has a gradient of zero.
+            weight = tf.where(share.weight == 0, tf.ones_like(share.weight), share.weight)
+            gradients = [divided(gradient, weight) for gradient in gradients]
+        gradients, loss = self._descent.with_penalty(
+            gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
+        )
+        return share, gradients, loss, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def _states(self) -> list[tf.Variable]:
+        """The replicas' copies of what the function changes, except random streams, which go on."""
+        assert self._residence is not None
+        states = [state for state in self._residence.states.values() if not state.random]
+        return [copy for state in states for copy in state.copies]
+
+    def _written(self, gradients: Sequence[list[Any]], amounts: Sequence[Any]) -> Any:
+        """Every replica's update, and a join if it is time for one."""
+        assert self._residence is not None
+        ops = []
+        for i, mine in enumerate(gradients):
+            update = self._descent.update(mine)
+            bindings = self._residence.update_bindings(i, update.captures)
+            with tf.device(self.devices[i]), tf.name_scope(f"update_{i}"):
+                ops.append(update.call(components(mine), update.bound(bindings)))
+        with tf.control_dependencies(ops):
+            ops += self._counters(len(gradients))
+            idle = tf.zeros([len(self.devices) - len(amounts)], tf.float64)
+            ops.append(self._seen.assign_add(tf.concat([tf.stack(amounts), idle], axis=0)))
+            made = self._descent.made.assign_add(1, read_value=True)
+        with tf.control_dependencies([*ops, made]):
+            due = tf.equal(self._descent.made.read_value() % self._every, 0)
+            return tf.cond(due, self._joined, lambda: tf.constant(0)) if self._every > 1 else self._joined()
+
+    def _counters(self, num_active: int) -> list[Any]:
+        """A replica without work counts the step all the same, so that schedules follow global steps."""
+        assert self._residence is not None
+        counters = [slot for slot in self._descent.slots if not slot.dtype.is_floating]
+        first = self._residence.own(0, counters)
+        idle = range(num_active, len(self.devices))
+        return [
+            copy.assign(source.read_value())
+            for i in idle
+            for copy, source in zip(self._residence.own(i, counters), first, strict=True)
+        ]
+
+    def _joined(self) -> Any:
+        assert self._residence is not None
+        seen = self._seen.read_value()
+        ops = self._join.ops(self._held(), seen / tf.reduce_sum(seen))
+        ops += self._residence.settle_states(self._mean_state(seen), everywhere=not self._join.centred)
+        with tf.control_dependencies(ops), tf.control_dependencies([self._seen.assign(tf.zeros_like(seen))]):
+            return tf.constant(0)
+
+    def _mean_state(self, seen: Any) -> Callable[[Sequence[tf.Variable]], Any]:
+        """Of moving averages: the mean over the replicas that had work."""
+        worked = tf.cast(seen > 0, tf.float64)
+        share = worked / tf.reduce_sum(worked)
+        return lambda copies: tf.add_n(
+            [tf.cast(share[i], copy.dtype) * copy.read_value() for i, copy in enumerate(copies)]
+        )
+
+    def leave(self) -> None:
+        if self._residence is None:
+            return
+        known = len(self._residence.states)
+        if known not in self._shows:
+            show = tf.autograph.experimental.do_not_convert(self._show)
+            self._shows[known] = tf.function(show, autograph=False).get_concrete_function()
+        self._shows[known]()
+        self.remember()
+
+    def _show(self) -> Any:
+        """Give the user's variables what stands for the replicas."""
+        assert self._residence is not None
+        seen = self._seen.read_value()
+        for slot in self._descent.slots:
+            copies = [self._residence.own(i, [slot])[0] for i in range(len(self.devices))]
+            if slot.dtype.is_floating and slot.shape.rank:
+                slot.assign(tf.add_n([copy.read_value() for copy in copies]) / len(copies))
+            else:  # rates and counters
+                slot.assign(copies[0].read_value())
+
+        residence = self._residence
+
+        def between() -> Any:
+            ops = residence.settle_states(self._mean_state(seen), everywhere=False)
+            if not self._join.centred:
+                average = self._held().average(seen / tf.reduce_sum(seen))
+                ops += [p.assign(value) for p, value in zip(self.parameters, average, strict=True)]
+            with tf.control_dependencies(ops):
+                return tf.constant(0)
+
+        # Right after a join the user's variables hold its result.
+        return tf.cond(tf.reduce_sum(seen) > 0, between, lambda: tf.constant(0))
+
+    def remember(self) -> None:
+        """What the user's variables hold now is what the replicas stand for."""
+        self._shown = [variable.read_value() for variable in self._users()]
+
+    def _users(self) -> list[tf.Variable]:
+        assert self._residence is not None
+        states = [state.original for state in self._residence.states.values()]
+        return [*self.parameters, *self._descent.slots, *states]
+
+    def enter(self) -> None:
+        """What the user assigned to a variable, all replicas take; the others stay with what they have."""
+        if self._residence is None:
+            return
+        users, shown = self._users(), self._shown or []
+        same = [
+            bool(tf.reduce_all(user.read_value() == value)) for user, value in zip(users, shown, strict=False)
+        ]
+        assigned = {user.ref() for user, equal in zip(users, same, strict=False) if not equal}
+        self._residence.refresh(but=frozenset(user.ref() for user in users) - assigned)
+        self._residence.restore_states(only=assigned)
+        if assigned & {parameter.ref() for parameter in self.parameters}:
+            self._join.refresh()
+
+    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+        return self._descent.explained(error)
+
+    def homes(self) -> dict[str, str]:
+        return self._residence.homes() if self._residence is not None else {}
+
+    def replicas(self) -> list[list[tf.Variable]]:
+        return [list(own) for own in self._held().copies] if self._residence is not None else []
+
+    def kept(self) -> list[tf.Variable]:
+        if self._residence is None:
+            return [self._descent.made, self._seen]
+        variables = [*self.parameters, *self._descent.slots]
+        own = [copy for i in range(len(self.devices)) for copy in self._residence.own(i, variables)]
+        states = [copy for state in self._residence.states.values() for copy in state.copies]
+        return [self._descent.made, self._seen, *own, *states, *self._join.kept()]
+
+    def traffic(self) -> float:
+        """Parameters to device 0 and back, once in so many steps."""
+        specs = [tf.TensorSpec(p.shape, p.dtype) for p in self.parameters]
+        return 2 * traffic([specs] * len(self.devices), self._order).total / self._every
+
+
+def _own_mean(share: Share, value: Any) -> Any:
+    """Of a replica's own slice; without weights that is what it was divided by already."""
+    return value if share.weight is None else tf.math.divide_no_nan(value, share.weight)
+
+
+def _undone(before: Sequence[tuple[tf.Variable, Any]]) -> Any:
+    """The states as they were before the step."""
+    with tf.control_dependencies([variable.assign(value) for variable, value in before]):
+        return tf.constant(1)
+
+
+def _outer_problems(outer: Any) -> Iterator[Problem]:
+    if outer is not None and not all(hasattr(outer, name) for name in ("apply", "build", "get_config")):
+        rule, fix = (
+            "must be a Keras 3 optimizer",
+            "Try keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
+        )
+        yield Problem("outer", outer, rule, fix)

@@ -1,0 +1,180 @@
+"""Devices that take slices from one queue, each as soon as it is free, and do not wait for each other."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from colonnade.run.crew import InOrder, Shared, Threads
+from colonnade.run.engine import Chunk, Outcome, Then
+from colonnade.run.split import Arguments, flatten
+from colonnade.run.tally import Finished, Piece, Sliced, Tally
+
+
+class Engine(Shared, Protocol):
+    """What the loop needs to know of the engine."""
+
+    steps: int
+    made: int
+
+    def prepare(self, batch: Arguments) -> Sliced:
+        """All that is needed for batches like this one."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around the time in which devices work."""
+
+
+class Race:
+    """The loop of asynchronous training."""
+
+    def __init__(self, engine: Engine, then: Then) -> None:
+        self.engine, self._then = engine, then
+        self._sliced: dict[Any, Sliced] = {}
+        self.rows = 0  # of the batch at hand
+        self.preparing = 0.0  # seconds
+
+    def once(self, arguments: Arguments) -> Any:
+        """One global batch, to the end; what `then` makes of it."""
+        sliced = self._of(arguments)
+        run = Run(self, iter([(sliced, arguments.components())]))
+        try:
+            (tally,) = run.complete(1)
+        finally:
+            run.close()
+        loss, *_ = tally.means()
+        found = Outcome(
+            loss=tf.constant(loss, sliced.dtype),
+            metrics=tally.metrics(),
+            replicas=list(tally.losses.values()),
+            skipped=tally.skipped,
+            outputs=[tally.outputs[i] for i in range(len(sliced.counts))],
+            ages=dict(tally.ages),
+        )
+        return self._then(found, arguments)
+
+    def stream(
+        self,
+        dataset: tf.data.Dataset,
+        names: Sequence[str],
+        keywords: dict[str, Any],
+        limit: int | None = None,
+    ) -> "Run":
+        """Steps on batch after batch: the devices go from one to the next without waiting for each other."""
+        wanted = dataset if limit is None else dataset.take(limit)
+        return Run(self, self._batches(wanted, names, keywords))
+
+    def _of(self, arguments: Arguments) -> Sliced:
+        key, start = arguments.key(), time.perf_counter()
+        if key not in self._sliced:
+            self._sliced[key] = self.engine.prepare(arguments)
+            self.preparing += time.perf_counter() - start
+        self.rows = self._sliced[key].rows
+        return self._sliced[key]
+
+    def _batches(
+        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+    ) -> Iterator[tuple[Sliced, Sequence[Any]]]:
+        known: dict[Any, Sliced] = {}  # by shapes alone, which takes less time than a key
+        for element in dataset.prefetch(tf.data.AUTOTUNE):
+            leaves = [leaf for _, leaf in flatten(element)]
+            plain = all(isinstance(leaf, tf.Tensor) for leaf in leaves)
+            shapes = tuple(tuple(leaf.shape) for leaf in leaves) if plain else None
+            if shapes is not None and shapes in known:
+                yield known[shapes], leaves
+                continue
+            arguments = Arguments(element, keywords, names)
+            sliced = self._of(arguments)
+            if shapes is not None:
+                known[shapes] = sliced
+            yield sliced, arguments.components()
+
+
+class Run:
+    """Batches on their way through the devices."""
+
+    def __init__(self, race: Race, batches: Iterator[tuple[Sliced, Sequence[Any]]]) -> None:
+        self._race, self._engine, self._batches = race, race.engine, batches
+        self._open: deque[Tally] = deque()  # steps that were begun, in order
+        self._latest = [float("nan")] * len(self._engine.devices)
+        self._error: BaseException | None = None
+        self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
+        self._stack = ExitStack()
+        self._stack.callback(self._crew.stop)
+        self._stack.enter_context(self._engine.running())
+
+    def take(self, steps: int) -> Chunk | None:
+        """So many steps, with all their slices; fewer at the end of the data or before an error."""
+        start = time.perf_counter() - self._race.preparing
+        tallies = self.complete(steps)
+        return self._chunk(tallies, time.perf_counter() - self._race.preparing - start)
+
+    def settle(self) -> Chunk | None:
+        """Complete what was begun, and begin nothing."""
+        start = time.perf_counter()
+        tallies = self.complete(len(self._open), begin=False)
+        return self._chunk(tallies, time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def complete(self, steps: int, *, begin: bool = True) -> list[Tally]:
+        """So many steps that are complete, in order."""
+        while self._finished() < steps and self._error is None:
+            if begin:
+                self._feed()
+            found = self._crew.next()
+            if found is None:
+                break
+            if isinstance(found, BaseException):
+                self._error = found
+                for other in self._crew.rest():
+                    self._note(other)
+            else:
+                self._note(found)
+        tallies = [self._open.popleft() for _ in range(min(steps, self._finished()))]
+        self._engine.steps += sum(tally.updates > 0 for tally in tallies)
+        self._engine.made += len(tallies)
+        if not tallies and self._error is not None:
+            raise self._error
+        return tallies
+
+    def _finished(self) -> int:
+        """How many of the open steps are complete, from the first on."""
+        return next((i for i, tally in enumerate(self._open) if not tally.complete), len(self._open))
+
+    def _feed(self) -> None:
+        """Keep slices in the queue: enough for every device to go on while another batch is cut."""
+        while self._crew.waiting < 2 * len(self._engine.devices):
+            found = next(self._batches, None)
+            if found is None:
+                return
+            sliced, tensors = found
+            begun = len(self._open)
+            tally = Tally(self._engine.made + begun + 1, self._engine.steps + begun, sliced)
+            self._open.append(tally)
+            flat = sliced.cut(*tensors)
+            each = len(flat) // len(sliced.counts)
+            for i in range(len(sliced.counts)):
+                self._crew.give(Piece(tally, i, flat[i * each : (i + 1) * each]))
+
+    def _note(self, found: Finished) -> None:
+        found.piece.tally.note(found)
+        self._latest[found.device] = found.loss
+
+    def _chunk(self, tallies: Sequence[Tally], seconds: float) -> Chunk | None:
+        if not tallies:
+            return None
+        return Chunk(
+            seconds=seconds,
+            steps=len(tallies),
+            examples=sum(tally.sliced.rows for tally in tallies),
+            losses=[tally.means()[0] for tally in tallies],
+            metrics=tallies[-1].metrics(),
+            replicas=list(self._latest),
+            skipped=sum(tally.skipped for tally in tallies),
+            updates=sum(tally.updates for tally in tallies),
+            ages=dict(sum((tally.ages for tally in tallies), Counter())),
+        )

@@ -1,0 +1,349 @@
+"""Asynchronous training: each slice's gradient is applied as soon as it is ready."""
+
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import NotFinite, Problem, check
+from colonnade.reason.staleness import Event
+from colonnade.run.call import Call
+from colonnade.run.descent import Descent, components, divided, gradient_specs
+from colonnade.run.engine import Settings, Then, whole
+from colonnade.run.graph import Capture
+from colonnade.run.objective import Share
+from colonnade.run.race import Race
+from colonnade.run.residence import Bindings, Residence, copy_of
+from colonnade.run.segments import refusals
+from colonnade.run.split import Arguments, sizes
+from colonnade.run.tally import Compute, Sliced
+from colonnade.run.trace import Traced
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Each slice's gradient is applied as soon as it is ready; devices do not wait for each other.
+
+    Args:
+        max_staleness: the largest number of updates between the reading of the parameters and the update
+            that comes of it. A device waits before it reads, so no gradient is computed in vain; at most
+            `max_staleness + 1` devices work at the same time.
+        damping: whether to divide a step by 1 + the age of its gradient.
+        order: a fixed order of reads and updates, for tests and simulations: an iterable of
+            `colonnade.reason.staleness.Event`, such as `race` there gives. One thread makes them one by one.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Asynchronous(max_staleness=4)
+    """
+
+    max_staleness: int | None = None
+    damping: bool = False
+    order: Iterable[Event] | None = None
+    homes: ClassVar[tuple[str, ...]] = ("shared",)
+
+    def __post_init__(self) -> None:
+        amiss = [] if self.max_staleness is None else [*whole("max_staleness", self.max_staleness, 0)]
+        if not isinstance(self.damping, bool):
+            amiss.append(Problem("damping", self.damping, "must be True or False", "Leave it out"))
+        if self.order is not None and not isinstance(self.order, Iterable):
+            rule = "must be an iterable of reads and updates"
+            amiss.append(Problem("order", self.order, rule, "Leave it out to let the devices race"))
+        check("Asynchronous()", amiss)
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> "Stale":
+        return Stale(settings, self)
+
+
+class Stale:
+    """The parameters, which all devices share, and the calls with which they are read and updated.
+
+    A call that applies a gradient reads the parameters as well, and calls are made one at a time. So
+    what is read is never half of an update, and no update is lost.
+    """
+
+    def __init__(self, settings: Settings, sync: Asynchronous) -> None:
+        self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, sync.max_staleness
+        self.order = None if sync.order is None else iter(sync.order)
+        # Held by whoever reads or updates the parameters; devices that must not read yet wait for it.
+        self.turn = threading.Condition()
+        self.steps = 0  # as the user's optimizer counts them
+        self.made = 0  # global steps, those without an update included
+        self._damping = sync.damping
+        self._descent = Descent(settings)
+        self._residence: Residence | None = None
+        self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
+        self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
+        self._pushes: dict[Hashable, Call] = {}
+        self._look: Call | None = None
+        self._settles: dict[Hashable, Call] = {}
+        self._worked: set[int] = set()
+        self._running = self._paused = False
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        return self._descent.parameters
+
+    def loop(self, then: Then) -> Race:
+        return Race(self, then)
+
+    def prepare(self, batch: Arguments) -> Sliced:
+        """All that is needed for batches like this one. Must run in the main thread: it makes variables."""
+        rows = batch.size("the batch")
+        assert rows is not None
+        counts = sizes(rows, len(self.devices))
+        self._descent.prepare(batch, counts, self._refused)
+        # Any device may take any slice.
+        computes = {
+            (i, count): self._compute(i, count, batch)
+            for count in dict.fromkeys(counts)
+            for i in range(len(self.devices))
+        }
+        _, dtype, metrics = self._descent.told(batch, counts)
+        return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
+
+    def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+        if len(self.devices) > 1:
+            yield from refusals(traces[0])
+
+    def _settled(self, traced: Traced) -> Residence:
+        """What a device has of its own: a place for the parameters it reads, and the states."""
+        if self._residence is None:
+            slots = {slot.ref() for slot in self._descent.slots}
+            # A loss that is scaled reads the scale, which is the optimizer's.
+            scales = [variable for variable in traced.variables if variable.ref() in slots]
+            self._shared = shared = [*self.parameters, *scales]
+            self._residence = Residence("local", self.devices, shared, [])
+            self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
+            for slot in self._descent.slots:
+                if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name:
+                    self._counters[slot.ref()] = copy_of(slot, slot.device)
+        return self._residence
+
+    def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:
+        """The handles of device i: those of the variables themselves, so that what reads them waits for
+        what wrote them.
+        """
+        assert self._residence is not None
+        own = zip(self._shared, self._residence.own(i, self._shared), strict=True)
+        direct = {variable.ref(): copy.handle for variable, copy in own}
+        return self._residence.bindings(i, captures) | direct
+
+    def _cut(self, batch: Arguments, counts: Sequence[int]) -> Call:
+        def cut(*tensors: Any) -> list[Any]:
+            return [c for part in batch.with_components(tensors).parts(counts) for c in part.components()]
+
+        loose = [[None, *c.shape[1:]] if c.shape.rank else c.shape for c in batch.components()]
+        specs = [tf.TensorSpec(s, c.dtype) for s, c in zip(loose, batch.components(), strict=True)]
+        return Call(cut, specs, self.devices[0])
+
+    def _compute(self, i: int, count: int, batch: Arguments) -> Compute:
+        """What device i does with a slice of `count` rows, given the parameters that it has read."""
+        spec = batch.resized(count).prefixed(tf.TensorSpec([], tf.float64))
+        traced = self._descent.objective(spec, i, len(self.devices))
+        residence, device = self._settled(traced), self.devices[i]
+        bindings = self._bindings(i, traced.captures)
+        own = residence.own(i, self._shared)
+        states = [state.copies[i] for state in residence.states.values() if not state.random]
+        gradients: list[Any] = []
+
+        def compute(*tensors: Any) -> list[Any]:
+            read, piece = tensors[: len(own)], tensors[len(own) :]
+            with tf.device(device):
+                before = [state.read_value() for state in states]
+                for copy, value in zip(own, read, strict=True):
+                    copy.assign(value)
+                factor = tf.constant(1.0 / count, tf.float64)
+            leaves = traced.on(device, [factor, *piece], bindings, replica=i)
+            with tf.device(device):
+                share = traced.pack(leaves)
+                told, mine = self._told(i, share, count)
+                gradients[:] = mine
+                outputs = tf.nest.flatten(share.outputs, expand_composites=True)
+                return [told, *before, *components(mine), *(o for o in outputs if o is not None)]
+
+        read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
+        piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
+        call = Call(compute, [*read, *piece], device)
+        push = self._push(gradient_specs(gradients, self.parameters))
+        return Compute(call, states, len(components(gradients)), traced.structure.outputs, push)
+
+    def _told(self, i: int, share: Share, count: int) -> tuple[Any, list[Any]]:
+        """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
+        amount = tf.cast(count if share.weight is None else share.weight, tf.float64)
+
+        def mean(value: Any) -> Any:
+            if share.weight is None:  # it is divided already
+                return value
+            # A slice without any weight has a gradient of zero.
+            return divided(value, tf.where(amount == 0, tf.ones_like(amount), amount))
+
+        own = mean(share.loss)
+        gradients, loss = self._descent.with_penalty(
+            [mean(gradient) for gradient in share.gradients],
+            own,
+            self.devices[i],
+            lambda captures: self._bindings(i, captures),
+        )
+        metrics = [mean(value) for value in share.metrics.values()]
+        told = [tf.cast(value, tf.float64) for value in (amount, loss, *metrics)]
+        watched = tf.cast(self._descent.watched([share], own[None])[0], tf.float64)
+        return tf.concat([tf.stack(told), watched], axis=0), gradients
+
+    def _push(self, specs: Sequence[Any]) -> Call:
+        """Apply a gradient, then read the parameters: (global step, age, gradient) -> parameters."""
+        key = tuple(specs)
+        if key not in self._pushes:
+            present = [i for i, spec in enumerate(specs) if spec is not None]
+            packed = [specs[i] for i in present]
+            optimizer, parameters = self._descent.optimizer, self.parameters
+
+            def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
+                gradients = tf.nest.pack_sequence_as(packed, tensors, expand_composites=True)
+                if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
+                    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+                before = [p.read_value() for p in parameters] if self._damping else []
+                with paced(optimizer, step):
+                    optimizer.apply(gradients, [parameters[i] for i in present])
+                for parameter, old in zip(parameters, before, strict=self._damping):
+                    moved = parameter.read_value() - old
+                    parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
+                return [variable.read_value() for variable in self._shared]
+
+            whole_number = tf.TensorSpec([], tf.int64)
+            flat = tf.nest.flatten(packed, expand_composites=True)
+            call = Call(push, [whole_number, whole_number, *flat], self.devices[0], self._counters)
+            # An optimizer around another one has a counter that nobody counts with.
+            self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}
+            self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
+            self._pushes[key] = call
+        return self._pushes[key]
+
+    def look(self) -> list[Any]:
+        """The parameters as they are."""
+        assert self._look is not None
+        return self._look()
+
+    def worked(self, i: int) -> None:
+        self._worked.add(i)
+
+    def not_finite(self, i: int, step: int, watched: Any) -> NotFinite:
+        return self._descent.not_finite(self.devices[i], step, watched)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the time in which devices work."""
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+            self._go_on()
+
+    def leave(self) -> None:
+        """The user's variables show what was reached; while devices work, no update is made until `enter`."""
+        if self._residence is None:
+            return
+        if self._running and not self._paused:
+            self.turn.acquire()
+            self._paused = True
+        for counter in self._counters:
+            counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
+        if self._worked and self._residence.states:
+            self._settle_states()
+
+    def _settle_states(self) -> None:
+        assert self._residence is not None
+        residence, worked = self._residence, sorted(self._worked)
+        key = (tuple(worked), len(residence.states))
+        if key not in self._settles:
+
+            def settle() -> list[Any]:
+                def mean(copies: Sequence[tf.Variable]) -> Any:
+                    return tf.add_n([copies[i].read_value() for i in worked]) / len(worked)
+
+                with tf.control_dependencies(residence.settle_states(mean, everywhere=False)):
+                    return [tf.constant(0)]
+
+            self._settles[key] = Call(settle, [], self.devices[0])
+        self._settles[key]()
+
+    def enter(self) -> None:
+        """What the user assigned to variables counts: parameters at once, states when devices begin."""
+        if self._residence is None:
+            return
+        for ref, counter in self._counters.items():
+            if int(ref.deref()) != self.steps:
+                self.steps = int(ref.deref())
+                counter.assign(ref.deref())
+        if self._running:
+            self._go_on()
+        else:
+            self._residence.refresh(but=frozenset(variable.ref() for variable in self._shared))
+            self._residence.restore_states()
+            self._worked = set()
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.turn.release()
+
+    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+        return error
+
+    def homes(self) -> dict[str, str]:
+        return {v.name: v.device for v in (*self.parameters, *self._descent.slots)}
+
+    def replicas(self) -> list[list[tf.Variable]]:
+        return [self.parameters for _ in self.devices]
+
+    def kept(self) -> list[tf.Variable]:
+        streams = self._residence.streams() if self._residence is not None else []
+        return [*self._counters.values(), *streams]
+
+    def traffic(self) -> float:
+        """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
+        held = [p.shape.num_elements() * p.dtype.size for p in self.parameters]
+        dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
+        sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
+        return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
+
+
+class Paced(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is asked about a global step, whatever the optimizer counts."""
+
+    def __init__(self, schedule: Any, step: Any) -> None:
+        self._schedule, self._step = schedule, step
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(tf.cast(self._step, step.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return self._schedule.get_config()
+
+
+@contextmanager
+def paced(optimizer: Any, step: Any) -> Iterator[None]:
+    """While the update is traced, let the optimizer's schedule follow global steps.
+
+    Asynchronously it makes an update per slice and counts those, which is right for what it keeps
+    count of itself, such as the bias of moments.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kind = keras.optimizers.schedules.LearningRateSchedule
+    schedule = next((value for value in vars(inner).values() if isinstance(value, kind)), None)
+    if schedule is None:
+        yield
+        return
+    inner.learning_rate = Paced(schedule, step)
+    try:
+        yield
+    finally:
+        inner.learning_rate = schedule

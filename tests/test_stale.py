@@ -1,0 +1,490 @@
+"""Asynchronous training: in a fixed order against NumPy, with real threads by what must hold in any order."""
+
+import json
+import os
+import signal
+import threading
+from collections import deque
+from itertools import islice
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+from colonnade.reason.staleness import Event, race
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4))
+Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]]) + 0.1 * RNG.normal(size=(60, 1))
+START = np.linspace(-1, 1, 4)[:, None]
+RATE = 0.03125  # exact in float32, in which Keras keeps it
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("colonnade")] == []
+
+
+def linear(sync, devices=3, optimizer=None, **options):
+    w = tf.Variable(START, name="weights")
+
+    def loss(x, y):
+        error = tf.squeeze(x @ w - y, axis=1)
+        return error**2, {"absolute": tf.abs(error)}
+
+    optimizer = optimizer or keras.optimizers.SGD(RATE)
+    return w, cn.Trainer(loss, optimizer, devices=devices, sync=sync, **options)
+
+
+def batches(steps, size=10):
+    for k in range(steps):
+        rows = np.arange(k * size, (k + 1) * size) % len(X)
+        yield X[rows], Y[rows]
+
+
+def reference(order, data, devices, damping=False):
+    """Ten lines of NumPy: who reads takes the next slice, who applies moves by what it read."""
+    queue = deque((x, y) for b in data for x, y in zip(*(np.array_split(a, devices) for a in b), strict=True))
+    w, held, updates, ages = START, {}, 0, []
+    for kind, device in order:
+        if kind == "read" and queue:
+            held[device] = (*queue.popleft(), w, updates)
+        elif kind == "apply" and device in held:
+            x, y, old, read_at = held.pop(device)
+            ages.append(updates - read_at)
+            w = w - RATE / (1 + damping * ages[-1]) * 2 * x.T @ (x @ old - y) / len(x)
+            updates += 1
+        if not queue and not held:
+            return w, ages
+    raise AssertionError("the order is too short")
+
+
+@pytest.mark.parametrize("damping", [False, True])
+@pytest.mark.parametrize(
+    ("seconds", "bound"), [([1.0, 1.0, 1.0], None), ([1.0, 1.7, 6.0], None), ([1.0, 1.7, 6.0], 1)]
+)
+def test_in_a_fixed_order_it_is_the_numpy_reference(seconds, bound, damping):
+    # Slices of 4, 3 and 3. The slow device holds a slice over several steps: nobody waits for it.
+    expected, ages = reference(race(seconds, bound), batches(12), 3, damping)
+    w, trainer = linear(cn.Asynchronous(bound, damping, order=race(seconds, bound)))
+    history = trainer.fit(batches(12), progress=False, log_every=5)
+    np.testing.assert_allclose(w, expected, rtol=0, atol=1e-13)
+    found = history.records[-1].staleness
+    assert found == {age: ages.count(age) for age in sorted(set(ages))}
+    assert sum(found.values()) == 36
+    if bound is not None:
+        assert max(found) <= bound
+
+
+def test_steps_one_by_one_in_a_fixed_order():
+    order = [Event(kind, i) for _ in range(3) for kind in ("read", "apply") for i in (2, 0, 1)]
+    w, trainer = linear(cn.Asynchronous(order=order))
+    for batch in batches(3):
+        record = trainer.train_on_batch(*batch)
+    expected, _ = reference(order, batches(3), 3)
+    np.testing.assert_allclose(w, expected, rtol=0, atol=1e-13)
+    assert record.staleness == {0: 3, 1: 3, 2: 3}
+
+
+ONE = {
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)),
+    "average": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5, global_clipnorm=1.0),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=64.0),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_on_one_device_it_is_lockstep(name):
+    found = []
+    for sync in (None, cn.Asynchronous()):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(8, activation="elu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1),
+            ]
+        )
+
+        def loss(x, y, training, model=model):
+            return tf.squeeze((model(x, training=training) - y) ** 2, axis=1), {"mean": tf.squeeze(y, 1)}
+
+        trainer = cn.Trainer(
+            loss,
+            ONE[name](),
+            devices=1,
+            sync=sync,
+            penalty=lambda model=model: 0.01 * tf.reduce_sum(model.layers[0].kernel ** 2),
+        )
+        data = [(x.astype("float32"), y.astype("float32")) for x, y in batches(8)]
+        history = trainer.fit(iter(data[:5]), progress=False)
+        trainer.train_on_batch(*data[5])
+        trainer.fit(iter(data[6:]), progress=False)
+        tested = trainer.evaluate((X.astype("float32"), Y.astype("float32")), batch_size=20)
+        found.append(
+            (
+                [np.asarray(v) for v in model.variables],
+                [np.asarray(v) for v in trainer.optimizer.variables],
+                history.losses,
+                [history.records[-1].metrics["mean"], tested.loss],
+            )
+        )
+    for one, other in zip(found[0], found[1], strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6)
+
+
+def test_g2_six_workers_each_pushing_1_move_the_weight_by_6():
+    moved = {}
+    for name, sync in {"asynchronous": cn.Asynchronous(), "synchronous": cn.Synchronous()}.items():
+        w = tf.Variable(0.0)
+        trainer = cn.Trainer(lambda x, w=w: -w * x, keras.optimizers.SGD(1.0), devices=6, sync=sync)
+        trainer.train_on_batch(np.ones(6, "float32"))
+        moved[name] = w.numpy()
+    assert moved == {"asynchronous": 6.0, "synchronous": 1.0}
+
+
+@pytest.mark.parametrize("bound", [None, 0, 2])
+def test_no_update_is_lost_and_none_is_older_than_the_bound(bound):
+    w = tf.Variable(0.0)
+    trainer = cn.Trainer(
+        lambda x: -w * x, keras.optimizers.SGD(1.0), devices=8, sync=cn.Asynchronous(max_staleness=bound)
+    )
+    data = tf.data.Dataset.from_tensors(np.ones(8, "float32")).repeat()
+    history = trainer.fit(data, steps=100, progress=False)
+    assert w.numpy() == 800.0
+    staleness = history.records[-1].staleness
+    assert sum(staleness.values()) == 800
+    assert bound is None or max(staleness) <= bound
+    assert (trainer.step, trainer.examples, len(history.losses)) == (100, 800, 100)
+
+
+def test_no_half_of_an_update_is_read():
+    """Two large variables get the same updates; whoever reads them finds them equal."""
+    a, b = (tf.Variable(tf.zeros([50_000])) for _ in range(2))
+
+    def loss(x):
+        apart = tf.reduce_max(tf.abs(a - b))
+        return -x * (tf.reduce_mean(a) + tf.reduce_mean(b)), {"apart": apart + 0 * x}
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(1000.0), devices=6, sync=cn.Asynchronous())
+    seen = []
+    trainer.fit(
+        ((np.ones(6, "float32"),) for _ in range(60)),
+        log_every=1,
+        callbacks=[lambda record: seen.append(record.metrics["apart"])],
+        progress=False,
+    )
+    assert a.numpy()[0] > 0
+    assert seen == [0.0] * 60
+
+
+def test_schedules_follow_global_steps_and_moments_count_updates():
+    w = tf.Variable(0.0)
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.5, 0.0])
+    # Adam moves by the rate if the gradient is always the same, and if it counts its moments rightly.
+    trainer = cn.Trainer(lambda x: -w * x, keras.optimizers.Adam(schedule), devices=3, sync=cn.Asynchronous())
+    rates = []
+    for _ in range(6):
+        trainer.train_on_batch(np.ones(3, "float32"))
+        rates.append(float(trainer.optimizer.learning_rate))
+    assert rates == [0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert int(trainer.optimizer.iterations) == 6
+    assert w.numpy() == pytest.approx(4 * 3 * 0.5, rel=1e-4)  # steps 0 to 3, three updates each
+    assert isinstance(trainer.optimizer.get_config()["learning_rate"], dict)  # the user's schedule is back
+
+
+def poisoned(on_nan):
+    w = tf.Variable(tf.ones([4, 1], tf.float64), name="weights")
+    count = tf.Variable(0.0, trainable=False)
+
+    def loss(x, y):
+        count.assign_add(tf.cast(tf.reduce_sum(x) * 0 + 1, tf.float32))
+        return tf.squeeze((x @ w - y) ** 2, axis=1)
+
+    # In turns, so that device 1 takes the second slice of every step.
+    order = race([1.0, 1.0, 1.0], 0)
+    sync = cn.Asynchronous(max_staleness=0, order=order)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(RATE), devices=3, sync=sync, on_nan=on_nan)
+    bad = X[:12].copy()
+    bad[5] = np.nan
+    return w, count, trainer, bad
+
+
+def test_a_nan_names_device_step_and_variable_and_is_not_applied():
+    w, count, trainer, bad = poisoned("stop")
+    data = [*batches(3, 12), (bad, Y[:12]), *batches(2, 12)]
+    with pytest.raises(cn.NotFinite) as caught:
+        trainer.fit(iter(data), progress=False, log_every=100)
+    assert (caught.value.device, caught.value.step) == ("/device:CPU:1", 4)
+    assert caught.value.variable == "weights:0"
+    assert trainer.step == 3
+    assert np.isfinite(w.numpy()).all()
+    assert np.isfinite(count.numpy())
+    trainer.train_on_batch(X[:12], Y[:12])  # and it can go on
+    assert trainer.step == 4
+
+
+def test_skipping_a_nan_leaves_out_that_slice_alone():
+    w, count, trainer, bad = poisoned("skip")
+    good = list(batches(4, 12))
+    history = trainer.fit(iter([*good[:2], (bad, Y[:12]), *good[2:]]), progress=False)
+    assert history.records[-1].skipped == 1
+    assert sum(history.records[-1].staleness.values()) == 14
+    assert np.isfinite(count.numpy())
+    v, _, clean, _ = poisoned("skip")
+    clean.fit(iter(good[:2]), progress=False)
+    for rows in (slice(0, 4), slice(8, 12)):
+        x, y = X[:12][rows], Y[:12][rows]
+        v.assign_sub(RATE * 2 * x.T @ (x @ v - y) / 4)
+    clean.fit(iter(good[2:]), progress=False)
+    np.testing.assert_allclose(w, v, rtol=0, atol=1e-13)
+
+
+def test_skipping_ends_after_a_limit():
+    _, _, trainer, bad = poisoned("skip")
+    with pytest.raises(cn.NotFinite, match="in a row"):
+        trainer.fit(((bad * np.nan, Y[:12]) for _ in range(60)), progress=False)
+
+
+def test_a_nan_with_real_threads_stops_all():
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(
+        lambda x: w * tf.math.log(x), keras.optimizers.SGD(0.0), devices=4, sync=cn.Asynchronous()
+    )
+    data = [np.ones(8, "float32")] * 20 + [-np.ones(8, "float32")] + [np.ones(8, "float32")] * 20
+    with pytest.raises(cn.NotFinite, match="at step 21"):
+        trainer.fit(((x,) for x in data), progress=False, log_every=100)
+    assert trainer.step == 20
+
+
+def test_a_replica_that_raises_stops_all_and_is_named():
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        tf.debugging.assert_less(x, 10.0)
+        return w * x
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=3, sync=cn.Asynchronous())
+    data = [np.ones(6, "float32")] * 30
+    data[12] = np.array([1, 2, 3, 4, 5, 11], "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"on /device:CPU:\d, at step 13"):
+        trainer.fit(((x,) for x in data), progress=False)
+    assert trainer.step == 12
+
+
+def test_an_error_of_the_data_stops_the_devices():
+    _, trainer = linear(cn.Asynchronous())
+
+    def failing():
+        yield from batches(3)
+        raise RuntimeError("no more data")
+
+    with pytest.raises(tf.errors.OpError, match="no more data"):
+        trainer.fit(failing(), progress=False)
+
+
+def test_ctrl_c_ends_the_fit_with_what_was_reached():
+    w = tf.Variable(0.0)
+    trainer = cn.Trainer(lambda x: -w * x, keras.optimizers.SGD(1.0), devices=4, sync=cn.Asynchronous())
+    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    history = trainer.fit((np.ones(40, "float32"),), batch_size=4, steps=10**7, progress=False)
+    assert history.interrupted
+    assert trainer.step == len(history.losses) > 0
+    assert w.numpy() == 4 * trainer.step  # steps that were begun are complete
+
+
+def test_callbacks_look_at_a_model_that_stands_still_and_may_change_it():
+    w, trainer = linear(cn.Asynchronous(max_staleness=2))
+    seen = []
+
+    def look(record):
+        first = w.numpy()
+        loss = trainer.evaluate((X, Y), batch_size=20).loss
+        assert np.array_equal(first, w.numpy())
+        assert loss == pytest.approx(np.mean((X @ first - Y) ** 2))
+        trainer.optimizer.learning_rate = 0.0
+        seen.append(first)
+        return record.step >= 8
+
+    history = trainer.fit(batches(40), callbacks=[look], log_every=4, progress=False)
+    assert len(seen) == 2
+    assert np.array_equal(seen[0], seen[1])  # from the first look on the rate is 0
+    assert np.array_equal(seen[1], w.numpy())
+    assert trainer.step == len(history.losses) == history.records[-1].step >= 8
+
+
+def test_a_callback_that_raises_ends_the_fit():
+    _, trainer = linear(cn.Asynchronous())
+
+    def fail(record):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(batches(40), callbacks=[fail], log_every=4, progress=False)
+    trainer.train_on_batch(X, Y)
+
+
+def test_the_ages_of_gradients_are_written(tmp_path):
+    _, trainer = linear(cn.Asynchronous(order=race([1.0] * 3)))
+    history = trainer.fit(batches(20), log_every=10, logdir=tmp_path, progress=False)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [sum(line["staleness"].values()) for line in lines] == [30, 60]
+    assert {int(age): n for age, n in lines[1]["staleness"].items()} == history.records[-1].staleness
+    (events,) = tmp_path.glob("events*")
+    tags = {
+        value.tag
+        for record in tf.data.TFRecordDataset(str(events))
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
+    }
+    assert "staleness" in tags
+
+
+def test_batches_of_many_sizes_dicts_and_sparse_gradients():
+    table = tf.Variable(RNG.normal(size=(10, 1)), name="table")
+    start = table.numpy()
+
+    def loss(batch):
+        return tf.squeeze((tf.gather(table, batch["ids"]) - batch["a"]) ** 2, axis=1)
+
+    trainer = cn.Trainer(
+        loss, keras.optimizers.SGD(0.05), devices=4, sync=cn.Asynchronous(order=race([1.0] * 4, 0))
+    )
+    sizes = [7, 7, 1, 12, 7, 3]
+    data = [{"ids": RNG.integers(0, 10, size), "a": RNG.normal(size=(size, 1))} for size in sizes]
+    history = trainer.fit(iter(data), progress=False)
+    assert trainer.examples == sum(sizes)
+    assert sum(history.records[-1].staleness.values()) == 4 + 4 + 1 + 4 + 4 + 3
+    expected = start.copy()
+    for batch in data:
+        for ids, a in zip(
+            np.array_split(batch["ids"], min(4, len(batch["ids"]))),
+            np.array_split(batch["a"], min(4, len(batch["ids"]))),
+            strict=True,
+        ):
+            error = 2 * (expected[ids] - a) / len(ids)
+            np.add.at(expected, ids, -float(np.float32(0.05)) * error)
+    np.testing.assert_allclose(table, expected, rtol=0, atol=1e-12)
+
+
+def test_weights_of_examples_and_a_slice_without_any():
+    w = tf.Variable(START)
+    mask = np.array([0.0, 0, 0, 0, 1, 1, 0, 1, 0.5, 0.25])
+    trainer = cn.Trainer(
+        lambda x, y, m: cn.Weighted(tf.squeeze((x @ w - y) ** 2, axis=1), m),
+        keras.optimizers.SGD(RATE),
+        devices=3,
+        sync=cn.Asynchronous(order=[Event(k, i) for k in ("read", "apply") for i in range(3)]),
+    )
+    record = trainer.train_on_batch(X[:10], Y[:10], mask)
+    expected = START
+    for rows in (slice(4, 7), slice(7, 10)):
+        x, y, m = X[rows], Y[rows], mask[rows, None]
+        expected = expected - RATE * 2 * x.T @ (m * (x @ START - y)) / m.sum()
+    np.testing.assert_allclose(w, expected, rtol=0, atol=1e-13)
+    losses = ((X[:10] @ START - Y[:10]) ** 2)[:, 0]
+    assert record.loss == pytest.approx((losses * mask).sum() / mask.sum())
+
+
+def test_moving_averages_are_those_of_the_devices_that_worked():
+    norm = keras.layers.BatchNormalization(momentum=0.0, dtype="float64")
+    head = keras.layers.Dense(1, dtype="float64")
+    trainer = cn.Trainer(
+        lambda x, y: tf.squeeze((head(norm(x, training=True)) - y) ** 2, axis=1),
+        keras.optimizers.SGD(0.0),
+        devices=4,
+        sync=cn.Asynchronous(
+            order=[Event(k, i) for _ in range(2) for k in ("read", "apply") for i in (0, 1)]
+        ),
+    )
+    trainer.train_on_batch(X[:40], Y[:40])
+    means = [part.mean(axis=0) for part in np.array_split(X[:40], 4)]
+    # Devices 0 and 1 took all slices in turn; with a momentum of 0 only the last of each counts.
+    np.testing.assert_allclose(norm.moving_mean, (means[2] + means[3]) / 2, atol=1e-6)
+
+
+def test_printing_says_which_device_spoke(capfd):
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        tf.print("hello", output_stream="file:///dev/stderr")
+        return w * x
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=2, sync=cn.Asynchronous())
+    trainer.train_on_batch(np.ones(2, "float32"))
+    said = capfd.readouterr().err
+    assert said.count("hello") == 2
+    assert "[CPU:" in said
+
+
+@pytest.mark.parametrize(
+    ("order", "bound", "says"),
+    [
+        ([Event("read", 0)], None, "are left at the end of the order"),
+        ([Event("read", 0), Event("read", 0)], None, "before the device has applied"),
+        ([Event("read", 0), Event("read", 1)], 0, "max_staleness lets the device wait"),
+        ([("write", 0)], None, "a read or an apply"),
+        ([Event("read", 7)], None, "one of the devices"),
+    ],
+)
+def test_orders_that_cannot_be(order, bound, says):
+    _, trainer = linear(cn.Asynchronous(bound, order=order))
+    with pytest.raises(cn.InvalidArgument, match=says):
+        trainer.train_on_batch(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: cn.Asynchronous(max_staleness=-1), "max_staleness=-1"),
+        (lambda: cn.Asynchronous(damping=2), "damping=2"),
+        (lambda: cn.Asynchronous(order=3), "order=3"),
+        (lambda: linear(cn.Asynchronous(), variables="mirrored"), "has no meaning with Asynchronous"),
+        (lambda: linear(cn.Asynchronous(), variables="partitioned"), "has no meaning with Asynchronous"),
+    ],
+)
+def test_bad_settings(make, says):
+    with pytest.raises(cn.InvalidArgument) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def test_g1_every_mode_reaches_the_same_accuracy_on_digits():
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x, y = (digits.data / 16).astype("float32"), digits.target
+    modes = {
+        "synchronous": (cn.Synchronous(), 0.5),
+        "asynchronous": (cn.Asynchronous(), 0.2),
+        "staleness 1": (cn.Asynchronous(max_staleness=1), 0.2),
+        "local": (cn.LocalSGD(8), 0.5),
+        "diloco": (cn.DiLoCo(16), 0.2),
+        "elastic": (cn.Elastic(4, 0.2), 0.5),
+    }
+    for name, (sync, rate) in modes.items():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)])
+
+        def loss(x, y, model=model):
+            logits = model(x)
+            losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            return losses, {"accuracy": keras.metrics.sparse_categorical_accuracy(y, logits)}
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(rate), devices=4, sync=sync)
+        history = trainer.fit((x[:1440], y[:1440]), batch_size=48, steps=200, progress=False)
+        tested = trainer.evaluate((x[1440:], y[1440:]), batch_size=100)
+        assert tested.metrics["accuracy"] > 0.85, name
+        assert bool(history.records[-1].staleness) == isinstance(sync, cn.Asynchronous)
+
+
+def test_islice_of_a_race_is_an_order_too():
+    w, trainer = linear(cn.Asynchronous(order=list(islice(race([1.0, 2.0, 3.0]), 100))))
+    trainer.fit(batches(4), progress=False)
+    expected, _ = reference(race([1.0, 2.0, 3.0]), batches(4), 3)
+    np.testing.assert_allclose(w, expected, rtol=0, atol=1e-13)
