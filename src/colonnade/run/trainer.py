@@ -200,7 +200,7 @@ class Trainer:
         if keeper is not None:
             history.stalled = keeper.stalled
             if interrupted.is_set() and not interactive():
-                leave(self.step, keeper.directory)
+                leave(keeper.saved_step, keeper.directory)
             if not interrupted.is_set():
                 self._fits.setdefault(keeper.directory, []).append(stream.begun)
         return history
