@@ -3,6 +3,7 @@
 Run as a program: `killed.py DIRECTORY ACTION ARGUMENTS...` prints what happened as JSON. TensorFlow is
 imported once and not started; every training is a fork of that process: two seconds in place of five.
 
+    test                      some of each of the following
     random KILLS SEED MODE    kill -9 at random moments, every other one inside a save, until KILLS were
                               made; each time the same training goes on; its end is compared with one that
                               nothing happened to
@@ -89,6 +90,13 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def unbroken(notes: Path, mode: str) -> str:
+    """The end of a training that nothing happens to, and that saves nothing."""
+    pid = fork(notes, lambda: train(None, mode))
+    assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
+    return (notes / f"{pid}.out").read_text()
+
+
 def points_in_a_save(reached: Callable[[str], None]) -> None:
     """Call `reached` before and after everything that a save does to the disk."""
 
@@ -122,13 +130,11 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def random_kills(folder: Path, kills: str, seed: str, mode: str) -> dict[str, Any]:
+def random_kills(folder: Path, kills: str, seed: str, mode: str, wanted: str = "") -> dict[str, Any]:
     chance = random.Random(int(seed))
     notes = folder / "notes"
-    notes.mkdir()
-    pid = fork(notes, lambda: train(None, mode))
-    assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
-    unbroken = (notes / f"{pid}.out").read_text()
+    notes.mkdir(exist_ok=True)
+    wanted = wanted or unbroken(notes, mode)
     total = {"kills": 0, "inside a save": 0, "trainings": 0, "equal": 0}
     points: dict[str, int] = {}
     while total["kills"] < int(kills) or total["trainings"] == 0:
@@ -156,17 +162,15 @@ def random_kills(folder: Path, kills: str, seed: str, mode: str) -> dict[str, An
                 total["inside a save"] += 1
                 points[note.read_text()] = points.get(note.read_text(), 0) + 1
         total["trainings"] += 1
-        total["equal"] += (notes / f"{pid}.out").read_text() == unbroken
+        total["equal"] += (notes / f"{pid}.out").read_text() == wanted
     return {**total, "points": points}
 
 
-def every_point(folder: Path, mode: str) -> dict[str, Any]:
+def every_point(folder: Path, mode: str, wanted: str = "") -> dict[str, Any]:
     """A kill at each point of the first saves, one after the other, and the end of the training after it."""
     notes = folder / "notes"
-    notes.mkdir()
-    pid = fork(notes, lambda: train(None, mode))
-    assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
-    unbroken = (notes / f"{pid}.out").read_text()
+    notes.mkdir(exist_ok=True)
+    wanted = wanted or unbroken(notes, mode)
     found, after = [], 0
     while True:
         run, note = folder / f"run-{after}", notes / f"{after}.point"
@@ -182,19 +186,17 @@ def every_point(folder: Path, mode: str) -> dict[str, Any]:
             break
         pid = fork(notes, lambda run=run: train(run, mode))
         assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
-        assert (notes / f"{pid}.out").read_text() == unbroken, note.read_text()
+        assert (notes / f"{pid}.out").read_text() == wanted, note.read_text()
         found.append(note.read_text())
         after += 1
     return {"points": len(found), "kinds": {kind: found.count(kind) for kind in sorted(set(found))}}
 
 
-def signals(folder: Path) -> dict[str, Any]:
+def signals(folder: Path, wanted: str = "") -> dict[str, Any]:
     """What a training does when it is told to end; then it goes on and is compared."""
     notes = folder / "notes"
-    notes.mkdir()
-    pid = fork(notes, lambda: train(None, "shared"))
-    assert ended(pid) == 0
-    unbroken = (notes / f"{pid}.out").read_text()
+    notes.mkdir(exist_ok=True)
+    wanted = wanted or unbroken(notes, "shared")
     told = {}
     for name in ("SIGTERM", "SIGINT"):
         run = folder / name
@@ -208,7 +210,7 @@ def signals(folder: Path) -> dict[str, Any]:
         saved = max(int(path.name.removeprefix("step-")) for path in run.glob("step-*"))
         says = (notes / f"{pid}.err").read_text()
         pid = fork(notes, lambda run=run: train(run, "shared"))
-        equal = ended(pid) == 0 and (notes / f"{pid}.out").read_text() == unbroken
+        equal = ended(pid) == 0 and (notes / f"{pid}.out").read_text() == wanted
         told[name] = {"code": code, "seconds": seconds, "saved": saved, "says": says, "equal": equal}
     return told
 
@@ -216,7 +218,7 @@ def signals(folder: Path) -> dict[str, Any]:
 def launches(folder: Path, count: str) -> dict[str, int]:
     """While a training runs, others are refused its directory; once it is killed, another goes on."""
     notes, run = folder / "notes", folder / "run"
-    notes.mkdir()
+    notes.mkdir(exist_ok=True)
     first = fork(notes, lambda: train(run, "shared", pause=1.0))
     while not (run / ".owner").exists():
         time.sleep(0.02)
@@ -234,7 +236,24 @@ def launches(folder: Path, count: str) -> dict[str, int]:
     return {"refused": refused, "went on": 1}
 
 
+def some(folder: Path) -> dict[str, Any]:
+    notes = folder / "notes"
+    notes.mkdir()
+    wanted = unbroken(notes, "shared")
+    return {
+        "random": random_kills(folder, "10", "11", "shared", wanted),
+        "signals": signals(folder, wanted),
+        "launches": launches(folder, "1"),
+    }
+
+
 if __name__ == "__main__":
     directory, action, *arguments = sys.argv[1:]
-    actions = {"random": random_kills, "points": every_point, "signals": signals, "launches": launches}
+    actions = {
+        "test": some,
+        "random": random_kills,
+        "points": every_point,
+        "signals": signals,
+        "launches": launches,
+    }
     print(json.dumps(actions[action](Path(directory), *arguments)))

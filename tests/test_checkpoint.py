@@ -51,7 +51,7 @@ def assert_same(one, other):
 
 
 def noisy(variables, steps, folder=None):
-    """Everything that a training may have to remember: averages, two kinds of generators, slots, a schedule."""
+    """Everything that a training has to remember: averages, two kinds of generators, slots, a schedule."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     layers = keras.layers
@@ -129,10 +129,8 @@ def test_every_example_counts_once_per_epoch(tmp_path, stop):
     """Without any seed, wherever the run was cut: the batch that was fetched ahead is not lost."""
 
     def fit(steps):
-        seen, w = (
-            tf.Variable(tf.zeros(103, "int32"), trainable=False, name="seen"),
-            tf.Variable(0.0, name="w"),
-        )
+        w = tf.Variable(0.0, name="w")
+        seen = tf.Variable(tf.zeros(103, "int32"), trainable=False, name="seen")
 
         def loss(ids):
             seen.assign(tf.tensor_scatter_nd_add(seen, ids[:, None], tf.ones_like(ids)))
@@ -143,9 +141,7 @@ def test_every_example_counts_once_per_epoch(tmp_path, stop):
         trainer.fit(data, steps=steps, epochs=3, checkpoint=saved(tmp_path, every=50), progress=False)
         return seen.numpy()
 
-    assert fit(stop).sum() == min(stop, 11) * 10 - 7 * (stop >= 11) + max(stop - 11, 0) * 10 - 7 * (
-        stop >= 22
-    )
+    assert fit(stop).sum() == 10 * stop - 7 * (stop // 11)  # the last batch of an epoch has 3
     assert fit(None).tolist() == [3] * 103
 
 
@@ -170,7 +166,7 @@ def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path):
             assert step == 23
             with pytest.warns(UserWarning, match="between two rounds of a shuffled dataset"):
                 fit(copy, 36)
-        elif step in (5, 8, 9, 10, 11, 12, 19, 20, 21, 22):
+        elif step in (5, 7, 9, 10, 19, 21):
             assert np.array_equal(fit(copy, 36), wanted), step
 
 
@@ -229,7 +225,7 @@ def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
             [
                 r"parameters/v='float32 \[4, 1\]': is not in the checkpoint",
                 r"parameters/w='float32 \[4, 1\]': is in the checkpoint, and the training has no such",
-                r"optimizer/sgd/v_momentum='float32 \[4, 1\]': is not in the checkpoint",
+                r"optimizer/sgd/v_0_momentum='float32 \[4, 1\]': is not in the checkpoint",
             ],
         ),
     ):
@@ -363,6 +359,9 @@ def test_settings_are_checked_all_at_once(tmp_path):
     _, trainer = linear()
     with pytest.raises(cn.InvalidArgument, match=r"must be a cn\.Checkpoint"):
         trainer.fit(batches(), checkpoint=str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(cn.InvalidArgument, match="cannot be written"):
+        trainer.fit(batches(), checkpoint=saved(tmp_path / "file" / "run"), progress=False)
 
 
 def test_the_directory_of_another_run_is_refused(tmp_path):
@@ -377,8 +376,11 @@ def test_the_directory_of_another_run_is_refused(tmp_path):
 
 
 FULL = """
-import os, keras
+import os, keras, shutil
 from pathlib import Path
+import colonnade as cn
+import tensorflow as tf
+cn.setup(virtual=2)
 folder = Path({folder!r})
 w = tf.Variable(tf.random.normal([300, 300]), name="w")
 trainer = cn.Trainer(lambda x: tf.reduce_sum((x @ w) ** 2, 1), keras.optimizers.SGD(1e-6), devices=2)
@@ -393,9 +395,8 @@ steps = [int(path.name[5:]) for path in sorted(folder.glob("step-*"))]
 print(before > steps[-1], steps, os.listdir(folder))
 trainer.train_on_batch(tf.ones([4, 300]))
 print(trainer.step == before + 1)
-import shutil
 shutil.rmtree(folder / f"step-{{steps[0]:012d}}")
-history = trainer.fit(data, steps=steps[-1] + 5, checkpoint=checkpoint, progress=False)
+history = trainer.fit(data, epochs=1, steps=steps[-1] + 5, checkpoint=checkpoint, progress=False)
 print(history.resumed == steps[-1], trainer.step == steps[-1] + 5)
 """
 
@@ -407,9 +408,7 @@ def test_a_full_disk(tmp_path):
     if shutil.which("unshare") is None or run([*enter, "sh", "-c", mount]).returncode:
         pytest.skip("a file system of one's own cannot be mounted here: unshare and mount are not allowed")
     program = tmp_path.parent / f"{tmp_path.name}.py"
-    program.write_text(
-        f"import colonnade as cn\nimport tensorflow as tf\ncn.setup(virtual=2)\n{FULL.format(folder=str(tmp_path))}"
-    )
+    program.write_text(FULL.format(folder=str(tmp_path)))
     done = run([*enter, "sh", "-c", f"{mount} && exec {sys.executable} {program}"])
     assert done.returncode == 0, done.stderr
     said, older, on, resumed = done.stdout.splitlines()
@@ -419,32 +418,37 @@ def test_a_full_disk(tmp_path):
     assert (on, resumed) == ("True", "True True")
 
 
-def test_ten_kills_four_of_them_inside_a_save(tmp_path):
-    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
-    done = run([*program, "random", "10", "11", "shared"], timeout=500)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """What happened to trainings in processes of their own, which were killed and told to end."""
+    folder = tmp_path_factory.mktemp("killed")
+    done = run([sys.executable, str(ROOT / "tests" / "killed.py"), str(folder), "test"], timeout=500)
     assert done.returncode == 0, done.stderr
-    total = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.xdist_group("killed")
+def test_ten_kills_four_of_them_inside_a_save(killed):
+    total = killed["random"]
     assert total["kills"] >= 10
     assert total["inside a save"] >= 4
     assert total["equal"] == total["trainings"] >= 1
 
 
-def test_signals_save_and_ask_to_be_started_again(tmp_path):
-    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
-    done = run([*program, "signals"], timeout=500)
-    assert done.returncode == 0, done.stderr
-    for told in json.loads(done.stdout).values():
+@pytest.mark.xdist_group("killed")
+def test_signals_save_and_ask_to_be_started_again(killed):
+    for told in killed["signals"].values():
         assert told["code"] == 75
         assert told["seconds"] < 30
         assert told["equal"]
         assert f"step {told['saved']} is saved in" in told["says"]
-        assert told["says"].rstrip().endswith(f"{tmp_path} signals")
+        assert "To go on, run the same again:" in told["says"]
+        assert told["says"].rstrip().endswith(" test")
 
 
-def test_a_second_launch_is_refused(tmp_path):
-    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path)]
-    done = run([*program, "launches", "1"], timeout=500)
-    assert json.loads(done.stdout) == {"refused": 1, "went on": 1}, done.stderr
+@pytest.mark.xdist_group("killed")
+def test_a_second_launch_is_refused(killed):
+    assert killed["launches"] == {"refused": 1, "went on": 1}
 
 
 def test_no_pickle_anywhere():
@@ -461,8 +465,8 @@ def test_ctrl_c_at_a_prompt_returns(tmp_path):
         trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2)
         timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
-        history = trainer.fit(tf.ones(4), batch_size=4, steps=10**7, checkpoint=cn.Checkpoint({str(tmp_path)!r}),
-                              progress=False)
+        saved = cn.Checkpoint({str(tmp_path)!r})
+        history = trainer.fit(tf.ones(4), batch_size=4, steps=10**7, checkpoint=saved, progress=False)
         print(history.interrupted, trainer.step > 0)
         """,
         virtual=2,

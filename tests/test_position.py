@@ -36,7 +36,7 @@ def test_a_shuffle_without_a_seed_uses_every_example_once():
     seen = [next(first).numpy().tolist() for _ in range(6)]
     second = iter(shuffled().prefetch(2))
     thaw(second, frozen(first, "fit()"), "fit()")
-    assert sorted(sum(seen + rest(second), [])) == IDS.tolist()
+    assert sorted(i for batch in seen + rest(second) for i in batch) == IDS.tolist()
 
 
 def test_a_shuffle_leaves_no_trace_between_two_rounds():

@@ -70,8 +70,9 @@ class Archive:
             damaged.append(saved)
         return None, damaged
 
-    def empty(self) -> bool:
-        return not self._steps()
+    def last(self) -> int | None:
+        """The newest step by its name, without a look into it; None if nothing is saved."""
+        return max((step for step, _ in self._steps()), default=None)
 
     def commit(self, manifest: Manifest, write: Callable[[Path], None]) -> None:
         """Add a step, whole or not at all.

@@ -46,10 +46,11 @@ def interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def leave(step: int, directory: Path) -> NoReturn:
+def leave(step: int | None, directory: Path) -> NoReturn:
     """End the program with the exit code that asks to be started again, and say how to go on."""
+    saved = "no step" if step is None else f"step {step}"
     print(
-        f"colonnade: interrupted; step {step} is saved in {directory}. To go on, run the same again:\n"
+        f"colonnade: interrupted; {saved} is saved in {directory}. To go on, run the same again:\n"
         f"  {shlex.join(sys.orig_argv)}",
         file=sys.stderr,
         flush=True,

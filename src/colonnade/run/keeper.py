@@ -27,7 +27,7 @@ from colonnade.run.bundles import read, write
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.loop import Stream
 from colonnade.run.manifest import Manifest
-from colonnade.run.owner import owned
+from colonnade.run.owner import LOCK, owned
 from colonnade.run.position import SHUFFLE, shuffles
 from colonnade.run.restore import restore
 from colonnade.run.state import REPLICAS, Resumable
@@ -91,12 +91,23 @@ class Keeper:
         return self._archive.directory
 
     @property
+    def saved_step(self) -> int | None:
+        """The newest step in the directory."""
+        return self._archive.last()
+
+    @property
     def over(self) -> bool:
         """Whether the saved run had this fit behind it."""
         return self.found is not None and (self.found.fit > self._fit or self.found.stopped)
 
     def __enter__(self) -> "Keeper":
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / LOCK).touch()
+        except OSError as error:
+            rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
+            problem = Problem("directory", str(self.directory), rule, fix)
+            raise InvalidArgument("Checkpoint()", [problem]) from None
         with ExitStack() as stack:
             stack.enter_context(owned(self.directory))
             self._writer = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
@@ -118,7 +129,7 @@ class Keeper:
 
     def _find(self) -> Manifest | None:
         """The manifest of the newest whole step, if this fit has to do with it."""
-        if not self._checkpoint.resume and self._fit == 1 and not self._archive.empty():
+        if not self._checkpoint.resume and self._fit == 1 and self._archive.last() is not None:
             rule = "holds the checkpoints of a run, and resume=False does not go on from them"
             problem = Problem(
                 "directory", str(self.directory), rule, "Name another directory, or move it away"

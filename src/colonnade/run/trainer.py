@@ -234,7 +234,7 @@ class Trainer:
         if keeper is not None:
             history.stalled = keeper.stalled
             if interrupted.is_set() and not interactive():
-                leave(self.step, keeper.directory)
+                leave(keeper.saved_step, keeper.directory)
             if not interrupted.is_set():
                 self._fits.setdefault(keeper.directory, []).append(keeper.stream.begun)
         return history
