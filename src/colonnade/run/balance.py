@@ -77,7 +77,9 @@ class _Work(Traced):
     def bytes(self, seen: Seen) -> tuple[int, int]:
         """What stays, and what a micro-batch takes besides."""
         gradients = seen.acts[0].after
-        return sum(map(size_of, self.variables)) + seen.slots + gradients, seen.acts[0].peak - gradients
+        # A new gradient is there beside the sum of those before, or the update is at work.
+        kept = sum(map(size_of, self.variables)) + seen.slots + gradients + max(gradients, seen.update)
+        return kept, seen.acts[0].peak - gradients
 
 
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
