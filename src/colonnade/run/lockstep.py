@@ -48,6 +48,8 @@ class Lockstep:
     writes; and nothing is written at all if a gradient is not finite.
     """
 
+    _examined = True  # whether a trace looks at its gradients, or whoever adds up several does
+
     def __init__(
         self,
         loss: Callable[..., Any],
@@ -142,7 +144,12 @@ class Lockstep:
         key = (part.key(), voice)
         if key not in self._objectives:
             self._objectives[key] = Objective(
-                self._loss, part, self.optimizer.scale_loss, voice, self._trainable or not_frozen
+                self._loss,
+                part,
+                self.optimizer.scale_loss,
+                voice,
+                self._trainable or not_frozen,
+                examined=self._examined,
             )
         return self._objectives[key]
 

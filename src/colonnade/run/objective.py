@@ -46,7 +46,7 @@ class Share:
     metrics: dict[str, Any]
     outputs: Any  # what else the function returned, for metrics of the whole batch
     gradients: list[Any]
-    health: Any  # a number per gradient that is finite only if the gradient is
+    health: Any  # a number per gradient that is finite only if the gradient is; None if not examined
 
 
 class Objective(Traced):
@@ -63,8 +63,10 @@ class Objective(Traced):
         scale_loss: Callable[[Any], Any],
         voice: Voice | None = None,
         trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = list,
+        *,
+        examined: bool = True,
     ) -> None:
-        self._scale_loss, self._trainable = scale_loss, trainable
+        self._scale_loss, self._trainable, self._examined = scale_loss, trainable, examined
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
@@ -89,7 +91,8 @@ class Objective(Traced):
         self.parameters = list(self._trainable(tape.watched_variables()))
         with self._exchange.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
-        return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, _health(gradients))
+        health = stacked([vital(g) for g in gradients]) if self._examined else None
+        return Share(share.loss, share.weight, share.metrics, share.outputs, gradients, health)
 
 
 def total_of(result: Any, factor: Any, rows: int) -> Share:
@@ -138,12 +141,17 @@ def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
     return tf.reduce_sum(values) * factor
 
 
-def _health(gradients: list[Any]) -> Any:
-    sums = []
-    for gradient in gradients:
-        if gradient is not None:
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            # Half floats overflow in a sum; their largest value does not.
-            whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
-            sums.append(tf.cast(whole, tf.float32))
-    return tf.stack(sums) if sums else tf.zeros([0])
+def vital(gradient: Any) -> Any:
+    """A number that is finite only if a gradient is; None where there is no gradient."""
+    if gradient is None:
+        return None
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    # Half floats overflow in a sum; their largest value does not.
+    whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+    return tf.cast(whole, tf.float32)
+
+
+def stacked(vitals: Sequence[Any]) -> Any:
+    """The health of some gradients: what `vital` says of each that is there."""
+    present = [value for value in vitals if value is not None]
+    return tf.stack(present) if present else tf.zeros([0])
