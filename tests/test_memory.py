@@ -109,7 +109,7 @@ def test_bad_functions():
 # D2: more than one device may hold, less than four hold together.
 TOO_LARGE = """
 import colonnade as cn
-print(cn.setup(virtual=4, memory=14))
+print(cn.setup(virtual=4, memory=16))
 import keras, numpy as np
 hidden = [keras.layers.Dense(512, "tanh") for _ in range(7)]
 net = keras.Sequential([keras.Input([512]), *hidden, keras.layers.Dense(512)])
@@ -139,12 +139,12 @@ def test_d2_refused_on_one_device_and_trained_on_four():
     assert done.returncode == 0, done.stderr
     said = done.stdout
     assert "refused: this training cannot work with" in said
-    assert "memory=14: is below the" in said
+    assert "memory=16: is below the" in said
     assert (
         "MiB that CPU:0 needs by an estimate (parameters 8.0, slots 16.0, gradients 8.0, activations" in said
     )
     assert "untouched: True False" in said
     assert "fits nowhere: Pipeline() cannot work with" in said
-    assert "no cut between layers fits the limits (CPU:0 14.0 MiB, CPU:1 14.0 MiB)" in said
+    assert "no cut between layers fits the limits (CPU:0 16.0 MiB, CPU:1 16.0 MiB)" in said
     assert "take 3 devices" in said or "take 4 devices" in said
     assert "trained: True (0" in said

@@ -1,6 +1,7 @@
 """One contender in a process of its own: python contender.py MODEL NAME STAGES MICRO_BATCHES SECONDS.
 
-Prints the seconds of its fastest step and of its median step as JSON. Each virtual device has one thread.
+Says `ready`, waits for a line, and prints the seconds of its median and of its fastest step as JSON; a pipeline
+adds what its timeline tells. Each virtual device has one thread.
 """
 
 import json
@@ -36,13 +37,36 @@ def loss_of(call):
     return loss
 
 
+class Clock:
+    """Notes when steps end, and says when it has been long enough."""
+
+    def __init__(self, seconds):
+        self.times, self._end = [time.perf_counter()], time.perf_counter() + seconds
+
+    def tick(self, *_):
+        self.times.append(time.perf_counter())
+        return self.times[-1] > self._end and len(self.times) > 4
+
+    def figures(self):
+        steps = np.diff(self.times)[1:]  # the first one starts with what a call does once
+        return {"step": float(np.median(steps)), "fastest": float(min(steps)), "steps": len(steps)}
+
+
 def pipeline(model, x, y, num_stages, micro_batches):
-    """Colonnade's pipeline, by way of the trainer's own step."""
+    """Colonnade's pipeline, in a fit."""
     per_stage = len(model.layers) // num_stages
     placement = [i // per_stage for i in range(len(model.layers))]
     piped = cn.Pipeline(model, num_stages, micro_batches=micro_batches, placement=placement)
     trainer = cn.Trainer(loss_of(piped), keras.optimizers.SGD(1e-3), devices=piped)
-    return lambda: trainer.train_on_batch(x, y)
+    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+
+    def run(seconds):
+        clock = Clock(seconds)
+        trainer.fit(data, steps=10**6, log_every=1, callbacks=[clock.tick], progress=False)
+        timeline = piped.timeline()
+        return {**clock.figures(), "slots": timeline.slots, "overlap": timeline.overlap}
+
+    return run
 
 
 def accumulated(model, x, y, num_stages, micro_batches):
@@ -67,7 +91,14 @@ def accumulated(model, x, y, num_stages, micro_batches):
         optimizer.apply(sums, variables)
         return total
 
-    return lambda: float(step(x, y))
+    def run(seconds):
+        clock = Clock(seconds)
+        float(step(x, y))
+        while not clock.tick():
+            float(step(x, y))
+        return clock.figures()
+
+    return run
 
 
 def main():
@@ -78,18 +109,12 @@ def main():
     model, shape = MODELS[model_name]()
     rng = np.random.default_rng(0)
     x, y = (tf.constant(rng.normal(size=shape).astype("float32")) for _ in range(2))
-    step = {"pipeline": pipeline, "accumulated": accumulated}[name](model, x, y, num_stages, micro_batches)
-    step(), step()
+    contender = {"pipeline": pipeline, "accumulated": accumulated}[name]
+    run = contender(model, x, y, num_stages, micro_batches)
+    run(0)  # traces and settles
     print("ready", flush=True)
-    if len(numbers) > 3:  # those that run side by side start together
-        sys.stdin.readline()
-    times = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
-    print(json.dumps({"step": float(np.median(times)), "fastest": min(times), "steps": len(times)}))
+    sys.stdin.readline()  # those that run side by side start together
+    print(json.dumps(run(seconds)))
 
 
 if __name__ == "__main__":

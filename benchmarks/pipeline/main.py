@@ -30,7 +30,7 @@ class Running:
 
     def __init__(self, *arguments: object) -> None:
         quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-        command = [sys.executable, str(HERE / "contender.py"), *map(str, arguments), "wait"]
+        command = [sys.executable, str(HERE / "contender.py"), *map(str, arguments)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, env=quiet, **pipes)
         self._out = self._process.stdout
@@ -68,10 +68,12 @@ def round_of(model: str, seconds: float) -> dict[str, float]:
         return 1 / together((model, name, stages, MICRO_BATCHES, seconds))[0]["step"]
 
     alone = (model, "accumulated", 1, MICRO_BATCHES, seconds)
+    (piped,) = together((model, "pipeline", STAGES, MICRO_BATCHES, seconds))
     return {
         "one": rate("accumulated", 1),
         "one stage": rate("pipeline", 1),
-        "two stages": rate("pipeline", STAGES),
+        "two stages": 1 / piped["step"],
+        "slots": piped["slots"],
         "two processes": sum(1 / figures["step"] for figures in together(alone, alone)),
         "one again": rate("accumulated", 1),
     }
@@ -86,6 +88,7 @@ def claims(model: str, rounds: list[dict[str, float]]) -> list[Claim]:
     return [
         Claim(f"{model}: ideal of two stages against what they reach", Spread.of(wanted), 1 / ENOUGH),
         Claim(f"{model}: a pipeline of one stage against micro-batches by hand", Spread.of(cost), DEAREST),
+        Claim(f"{model}: slots of a step, by its timeline", Spread.of([r["slots"] for r in rounds])),
         Claim(f"{model}: speed of two stages against one device", Spread.of(speedup)),
         Claim(f"{model}: speed of two unconnected processes against one", Spread.of(limit)),
     ]

@@ -15,7 +15,7 @@ import colonnade as cn
 cn.setup(virtual=1)
 
 VOCABULARY, LENGTH, DELAY, WIDTH = 12, 8, 2, 48
-STEPS, BATCH = 300, 64
+STEPS, BATCH = 240, 64
 
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(1)
@@ -66,6 +66,6 @@ def loss(x, y):
 
 
 trainer = cn.Trainer(loss, keras.optimizers.Adam(4e-3))
-trainer.fit((tokens[:-512], targets[:-512]), batch_size=BATCH, steps=STEPS, log_every=100)
+trainer.fit((tokens[:-512], targets[:-512]), batch_size=BATCH, steps=STEPS, log_every=80)
 tested = trainer.evaluate((tokens[-512:], targets[-512:]), batch_size=256)
 print(f"token accuracy {tested.metrics['accuracy']:.4f}, loss {tested.loss:.4f}")

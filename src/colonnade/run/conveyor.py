@@ -18,7 +18,7 @@ from colonnade.run.evaluation import Evaluation
 from colonnade.run.footprint import Memory, of_pipeline
 from colonnade.run.legs import Legs, untied
 from colonnade.run.lockstep import Lockstep
-from colonnade.run.objective import Objective, Share
+from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.passage import Passage
 from colonnade.run.pipeline import Pipeline
 from colonnade.run.reduce import Order, order_for, reduce, spread
@@ -31,6 +31,8 @@ from colonnade.run.update import Update
 
 class Conveyor(Lockstep):
     """Builds the graph of a synchronous step in which a pipeline takes the place of each replica."""
+
+    _examined = False  # to look at the gradient of every micro-batch would cost some percent of a step
 
     def __init__(
         self,
@@ -126,12 +128,14 @@ class Conveyor(Lockstep):
         """What the micro-batches of a row add together; gradients stay on the devices of their stages."""
         shares = [traced.pack(passage.leaves(i)) for i, traced in enumerate(traces)]
         home = passage.devices[-1]
-        gradients = []
+        gradients, vitals = [], []
         for parameter, column in zip(
             self.parameters, zip(*(shares[i].gradients for i in passage.order), strict=True), strict=True
         ):
             device = passage.devices[self._stage_of[parameter.ref()]]
-            gradients.append(_accumulated(column, device))
+            with tf.device(device):
+                gradients.append(_accumulated(column))
+                vitals.append(vital(gradients[-1]))
         with tf.device(home):
             return Share(
                 loss=tf.add_n([share.loss for share in shares]),
@@ -139,7 +143,7 @@ class Conveyor(Lockstep):
                 metrics={k: tf.add_n([share.metrics[k] for share in shares]) for k in shares[0].metrics},
                 outputs=[share.outputs for share in shares],
                 gradients=gradients,
-                health=tf.add_n([share.health for share in shares]),
+                health=stacked(vitals),
             )
 
     def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
@@ -243,16 +247,15 @@ def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
             return
 
 
-def _accumulated(gradients: Sequence[Any], device: str) -> Any:
+def _accumulated(gradients: Sequence[Any]) -> Any:
     """A gradient of all micro-batches, added up as they come, so that one copy is kept and not all."""
     if gradients[0] is None:
         return None
-    with tf.device(device):
-        if isinstance(gradients[0], tf.IndexedSlices):
-            values = tf.concat([gradient.values for gradient in gradients], axis=0)
-            indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
-            return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total = total + gradient
-        return total
+    if isinstance(gradients[0], tf.IndexedSlices):
+        values = tf.concat([gradient.values for gradient in gradients], axis=0)
+        indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
+        return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
+    total = gradients[0]
+    for gradient in gradients[1:]:
+        total = total + gradient
+    return total

@@ -31,11 +31,12 @@ class Descent:
     Args:
         settings: what to train, and how.
         timed: whether replicas tell how long they took.
+        examined: whether a trace looks at its gradients, or whoever adds up several does.
     """
 
-    def __init__(self, settings: Settings, *, timed: bool = False) -> None:
+    def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
         self.optimizer = settings.optimizer
-        self._settings, self._timed = settings, timed
+        self._settings, self._timed, self._examined = settings, timed, examined
         self._objectives: dict[Hashable, Objective] = {}
         self._updates: dict[Hashable, Update] = {}
         self._penalty_trace: Any = None
@@ -95,6 +96,7 @@ class Descent:
                 voice,
                 self._settings.trainable or not_frozen,
                 timed=self._timed,
+                examined=self._examined,
             )
         return self._objectives[key]
 

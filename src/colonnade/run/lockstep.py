@@ -59,9 +59,11 @@ class Lockstep:
     writes; and nothing is written at all if a gradient is not finite.
     """
 
+    _examined = True  # whether a trace looks at its gradients, or whoever adds up several does
+
     def __init__(self, settings: Settings, shares: Shares) -> None:
         self._settings, self.devices, self._shares = settings, settings.devices, shares
-        self._descent = Descent(settings, timed=shares.timed)
+        self._descent = Descent(settings, timed=shares.timed, examined=self._examined)
         self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()

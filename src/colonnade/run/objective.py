@@ -46,7 +46,7 @@ class Share:
     metrics: dict[str, Any]
     outputs: Any  # what else the function returned, for metrics of the whole batch
     gradients: list[Any]
-    health: Any  # a number per gradient that is finite only if the gradient is
+    health: Any  # a number per gradient that is finite only if the gradient is; None if not examined
     seconds: Any = None  # how long the replica took, where that is measured
 
 
@@ -66,8 +66,10 @@ class Objective(Traced):
         trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = list,
         *,
         timed: bool = False,
+        examined: bool = True,
     ) -> None:
-        self._scale_loss, self._trainable, self._timed = scale_loss, trainable, timed
+        self._scale_loss, self._trainable = scale_loss, trainable
+        self._timed, self._examined = timed, examined
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
@@ -102,7 +104,8 @@ class Objective(Traced):
         self.parameters = list(self._trainable(tape.watched_variables()))
         with self._exchange.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
-        health, seconds = _health(gradients), None
+        health = stacked([vital(g) for g in gradients]) if self._examined else None
+        seconds = None
         if begin is not None:
             done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)
             with tf.control_dependencies(done):
@@ -158,12 +161,17 @@ def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
     return tf.reduce_sum(values) * factor
 
 
-def _health(gradients: list[Any]) -> Any:
-    sums = []
-    for gradient in gradients:
-        if gradient is not None:
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            # Half floats overflow in a sum; their largest value does not.
-            whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
-            sums.append(tf.cast(whole, tf.float32))
-    return tf.stack(sums) if sums else tf.zeros([0])
+def vital(gradient: Any) -> Any:
+    """A number that is finite only if a gradient is; None where there is no gradient."""
+    if gradient is None:
+        return None
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    # Half floats overflow in a sum; their largest value does not.
+    whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+    return tf.cast(whole, tf.float32)
+
+
+def stacked(vitals: Sequence[Any]) -> Any:
+    """The health of some gradients: what `vital` says of each that is there."""
+    present = [value for value in vitals if value is not None]
+    return tf.stack(present) if present else tf.zeros([0])
