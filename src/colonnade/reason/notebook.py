@@ -1,0 +1,57 @@
+"""Outcomes in a file, so that an experiment that was cut off goes on where it was."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from colonnade import __version__
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.reason.design import Design, Trial
+from colonnade.reason.images import load
+from colonnade.reason.outcome import Outcome, run
+
+FILE = "outcomes.jsonl"
+
+
+class Notebook:
+    """A file in a folder: the design in the first line, then an outcome per line."""
+
+    def __init__(self, folder: Path, design: Design) -> None:
+        self.design, self._file = design, folder / FILE
+        self.outcomes: dict[Trial, Outcome] = {}
+        heading = json.dumps({"version": __version__, "design": json.loads(design.to_json())})
+        if self._file.exists():
+            # A line without its end was being written when the program was stopped.
+            first, *lines = self._file.read_text().rpartition("\n")[0].splitlines() or [""]
+            self._check(folder, first, heading)
+            for line in lines:
+                self._note(Outcome.from_json(line))
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = []
+        self._file.write_text("".join(f"{line}\n" for line in (heading, *lines)))
+
+    def _check(self, folder: Path, found: str, heading: str) -> None:
+        if found not in ("", heading):
+            rule = "holds the outcomes of another design, or of another version"
+            fix = "Name another folder, or delete this one"
+            raise InvalidArgument("experiment", [Problem("output", str(folder), rule, fix)])
+
+    def _note(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.trial] = outcome
+
+    @property
+    def missing(self) -> list[Trial]:
+        """Trials that have to be run."""
+        wanted = dict.fromkeys(trial.stand_in for trial in self.design.trials())
+        return [trial for trial in wanted if trial not in self.outcomes]
+
+    def fill(self) -> Iterator[Trial]:
+        """Run what is missing, one trial after the other; each is kept before the next begins."""
+        images = load(self.design.data)
+        for trial in self.missing:
+            outcome = run(trial, self.design, images)
+            with self._file.open("a") as file:
+                file.write(f"{outcome.to_json()}\n")
+            self._note(outcome)
+            yield trial
