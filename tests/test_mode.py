@@ -103,9 +103,7 @@ def test_models_side_by_side_are_the_models_one_by_one():
     data = [(rng.normal(size=(3, 8, 6)), rng.integers(0, 3, (3, 8))) for _ in range(9)]
     rates = np.array([0.1, 0.5])
     mode, seconds = DiLoCo("", 4), [1.0, 2.0]
-    *_, together = mode.train(
-        Task(NET.gradient, np.stack([starts] * 2), rates[:, None, None], data), seconds
-    )
+    *_, together = mode.train(Task(NET.gradient, np.stack([starts] * 2), rates[:, None, None], data), seconds)
     for i, rate in enumerate(rates):
         for j, start in enumerate(starts):
             own = [(images[j], labels[j]) for images, labels in data]

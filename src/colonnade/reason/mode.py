@@ -40,8 +40,12 @@ class Step(NamedTuple):
 class Mode(Protocol):
     """A way to train on several devices."""
 
-    name: str
-    raced: bool  # whether the order of updates follows from the speeds of devices
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def raced(self) -> bool:
+        """Whether the order of updates follows from the speeds of the devices."""
 
     def train(self, task: Task, seconds: Sequence[float]) -> Iterator[Step]:
         """Train on devices that need so many seconds for a slice each."""

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from colonnade import __version__
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.reason.design import Design, Trial
 from colonnade.reason.images import load
 from colonnade.reason.outcome import Outcome, run
 
 FILE = "outcomes.jsonl"
+EDITION = 1  # to be raised when the same design would have other outcomes
 
 
 class Notebook:
@@ -19,7 +19,7 @@ class Notebook:
     def __init__(self, folder: Path, design: Design) -> None:
         self.design, self._file = design, folder / FILE
         self.outcomes: dict[Trial, Outcome] = {}
-        heading = json.dumps({"version": __version__, "design": json.loads(design.to_json())})
+        heading = json.dumps({"edition": EDITION, "design": json.loads(design.to_json())})
         if self._file.exists():
             # A line without its end was being written when the program was stopped.
             first, *lines = self._file.read_text().rpartition("\n")[0].splitlines() or [""]
@@ -33,7 +33,7 @@ class Notebook:
 
     def _check(self, folder: Path, found: str, heading: str) -> None:
         if found not in ("", heading):
-            rule = "holds the outcomes of another design, or of another version"
+            rule = "holds the outcomes of another design, or of another edition"
             fix = "Name another folder, or delete this one"
             raise InvalidArgument("experiment", [Problem("output", str(folder), rule, fix)])
 

@@ -39,7 +39,12 @@ class Perceptron:
 
     def views(self, parameters: Array) -> tuple[Array, Array, Array, Array]:
         """Kernel, bias, kernel, bias; to write to them is to write to the vector."""
-        shapes = [(self.inputs, self.hidden), (1, self.hidden), (self.hidden, self.classes), (1, self.classes)]
+        shapes = [
+            (self.inputs, self.hidden),
+            (1, self.hidden),
+            (self.hidden, self.classes),
+            (1, self.classes),
+        ]
         ends = np.cumsum([rows * columns for rows, columns in shapes])
         pieces = np.split(parameters, ends[:-1], axis=-1)
         first, bias, second, last = (

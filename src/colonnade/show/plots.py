@@ -1,0 +1,253 @@
+"""The figures of the experiment on synchronous and asynchronous training."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from colonnade.reason.design import MODES, PACES, Trial
+from colonnade.reason.findings import Findings, Measured
+from colonnade.show.drawing import GROUND, INK, legend, style, svg
+
+WIDTH = 10.0
+# From hot, the oldest gradients, to cold, those without any age.
+LOOKS = {
+    "synchronous": (INK, "o"),
+    "asynchronous": ("#dd4b39", "s"),
+    "staleness 16": ("#e8893a", "D"),
+    "staleness 4": ("#cda434", "^"),
+    "staleness 1": ("#4fa56b", "v"),
+    "in turn": ("#3f8fd6", "P"),
+    "local 8": ("#2a9d8f", "^"),
+    "DiLoCo 32": ("#8f6fd8", "D"),
+    "elastic": ("#cf5f9f", "v"),
+}
+FAMILIES = {
+    "modes": ("synchronous", "asynchronous", "local 8", "DiLoCo 32", "elastic"),
+    "bounds": ("synchronous", "asynchronous", "staleness 16", "staleness 4", "staleness 1", "in turn"),
+}
+TUNED = {False: "one rate for all", True: "a rate for each"}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, what it is called and what there is to see on it."""
+
+    name: str
+    title: str
+    see: str
+    svg: str
+
+
+def plots(findings: Findings) -> list[Plot]:
+    """All figures, in the order of the page."""
+    found = []
+    for name, title, see, draw in _figures(findings):
+        with style(name):
+            found.append(Plot(name, title, see, svg(draw())))
+    return found
+
+
+def _figures(findings: Findings) -> Iterator[tuple[str, str, str, Callable[[], Figure]]]:
+    count, several = findings.headline, [n for n in findings.design.devices if n > 1]
+    yield (
+        "devices",
+        "Accuracy at the end, by number of devices",
+        "Left, every mode uses the rate that is best for synchronous training "
+        f"({findings.common_rate:g}); right, each uses the rate that is best for it. Markers are means over the "
+        "seeds, bars reach from the worst seed to the best. Compare each colour with synchronous. The scales of "
+        "left and right differ.",
+        partial(by_devices, findings),
+    )
+    yield (
+        "rates",
+        f"Accuracy at the end, by learning rate, on {count} devices",
+        "Look for the rate at which a mode falls off, and whether it comes earlier where gradients are older. "
+        "Left of that, look at which mode is highest: with small rates, more updates per example help. Bands "
+        "reach from the worst seed to the best.",
+        partial(by_rate, findings, count),
+    )
+    for pace in PACES:
+        for family, what in (("modes", "the modes"), ("bounds", "bounds on staleness")):
+            slow = "" if pace == "even" else ", with one device four times slower"
+            yield (
+                f"curves_{family}" + ("_slow" if slow else ""),
+                f"Accuracy against examples seen: {what}{slow}",
+                "Test accuracy during training. Lines are means over the seeds, bands reach from the worst to the "
+                "best. Above, one rate for all; below, a rate for each, on a finer scale.",
+                partial(curves, findings, family, pace, several),
+            )
+    yield (
+        "noise",
+        f"Accuracy on noisy images, against synchronous training, on {count} devices",
+        "Above 0 a mode is more robust than synchronous training, below 0 less; each with its own rate. Bands "
+        "are 95% intervals of the mean difference over the seeds: where one includes 0, nothing is certain.",
+        partial(noise, findings, count),
+    )
+    yield (
+        "seeds",
+        f"Spread over seeds, and gap between training and test, on {count} devices",
+        "A dot is one seed, the line marks the mean; each mode with its own rate, even devices. The further "
+        "apart the dots, the more depends on luck. A larger gap means that more was learned by heart.",
+        partial(seeds, findings, count),
+    )
+    yield (
+        "staleness",
+        "How old gradients are when they are applied",
+        "The part of all updates, by age. Filled: even devices. Outlined: one device four times slower, whose "
+        "gradients are the few on the right. A bound cuts them off, and lets devices wait instead.",
+        partial(staleness, findings, several),
+    )
+
+
+def by_devices(findings: Findings) -> Figure:
+    figure = Figure(figsize=(WIDTH, 7.2))
+    panels = figure.subplots(len(FAMILIES), 2, squeeze=False, sharey="col")
+    for row, family in zip(panels, FAMILIES, strict=True):
+        for axes, tuned in zip(row, TUNED, strict=True):
+            at = np.arange(len(findings.design.devices))
+            for k, mode in enumerate(FAMILIES[family]):
+                measured = [
+                    findings.measured(Trial(mode, n, "even"), tuned=tuned) for n in findings.design.devices
+                ]
+                tests = 100 * np.array([m.test for m in measured])
+                means = tests.mean(axis=1)
+                shifted = at + 0.07 * (
+                    k - (len(FAMILIES[family]) - 1) / 2
+                )  # or the bars would hide each other
+                bars = np.abs(np.stack([tests.min(axis=1), tests.max(axis=1)]) - means)
+                colour, marker = LOOKS[mode]
+                axes.errorbar(
+                    shifted, means, bars, label=mode, color=colour, marker=marker, ms=5, lw=1.4, elinewidth=1
+                )
+            axes.set_xticks(at, [str(n) for n in findings.design.devices])
+            axes.set_title(TUNED[tuned])
+            axes.set_xlabel("devices")
+            _percent(axes)
+    for row in panels:
+        row[0].set_ylabel("test accuracy")
+        row[0].legend(fontsize=9, loc="lower left")
+    return figure
+
+
+def by_rate(findings: Findings, count: int) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.9))
+    panels = figure.subplots(1, len(FAMILIES), squeeze=False)[0]
+    rates = findings.design.rates
+    for axes, family in zip(panels, FAMILIES, strict=True):
+        for mode in FAMILIES[family]:
+            tests = 100 * findings.by_rate(Trial(mode, count, "even"))
+            colour, marker = LOOKS[mode]
+            axes.plot(rates, tests.mean(axis=1), color=colour, marker=marker, ms=5, lw=1.6, label=mode)
+            axes.fill_between(rates, tests.min(axis=1), tests.max(axis=1), color=colour, alpha=0.15, lw=0)
+        axes.axvline(findings.common_rate, color=GROUND, ls="--", lw=1)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(rates, [f"{rate:g}" if rate >= 0.1 else f"1/{1 / rate:.0f}" for rate in rates])
+        axes.set_xlabel("learning rate (dashed: the best for synchronous training)")
+        axes.legend(fontsize=9, loc="lower left")
+        _percent(axes)
+    panels[0].set_ylabel("test accuracy")
+    return figure
+
+
+def curves(findings: Findings, family: str, pace: str, several: Sequence[int]) -> Figure:
+    figure = Figure(figsize=(WIDTH, 5.4))
+    panels = figure.subplots(2, len(several), squeeze=False, sharex=True, sharey="row")
+    examples = np.array(findings.design.examples) / 1000
+    for row, tuned in zip(panels, TUNED, strict=True):
+        for axes, count in zip(row, several, strict=True):
+            for mode in FAMILIES[family]:
+                curve = 100 * findings.measured(Trial(mode, count, pace), tuned=tuned).curve
+                colour = LOOKS[mode][0]
+                axes.plot(examples, curve.mean(axis=0), color=colour, lw=1.5, label=mode)
+                axes.fill_between(
+                    examples, curve.min(axis=0), curve.max(axis=0), color=colour, alpha=0.15, lw=0
+                )
+            axes.set_title(f"{count} devices" if not tuned else "")
+            _percent(axes)
+        row[0].set_ylabel(f"test accuracy\n{TUNED[tuned]}")
+    panels[0, 0].set_ylim(0, 100)
+    panels[1, 0].set_ylim(85, 100)
+    figure.supxlabel("thousand examples seen", fontsize=10)
+    legend(figure, panels[0, 0], columns=6)
+    return figure
+
+
+def noise(findings: Findings, count: int) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.9))
+    panels = figure.subplots(1, len(FAMILIES), squeeze=False, sharey=True)[0]
+    levels = np.array([0.0, *findings.design.noise])
+    for axes, family in zip(panels, FAMILIES, strict=True):
+        for mode in FAMILIES[family][1:]:
+            found = findings.by_noise(Trial(mode, count, "even"))
+            colour, marker = LOOKS[mode]
+            axes.plot(levels, [d.mean for d in found], color=colour, marker=marker, ms=5, lw=1.6, label=mode)
+            axes.fill_between(
+                levels, [d.low for d in found], [d.high for d in found], color=colour, alpha=0.12, lw=0
+            )
+        axes.axhline(0, color=INK, lw=1.4)
+        axes.set_xticks(levels)
+        axes.set_xlabel("standard deviation of the noise (pixels are 0 to 1)")
+        axes.legend(fontsize=9, loc="best")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}"))
+    panels[0].set_ylabel("points against synchronous")
+    return figure
+
+
+def seeds(findings: Findings, count: int) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.9))
+    modes = list(findings.design.modes)
+    shown: list[tuple[str, Callable[[Measured], np.ndarray]]] = [
+        ("test accuracy", lambda m: m.test),
+        ("gap: training minus test accuracy, in points", lambda m: m.gap),
+        ("accuracy on noisy images, all levels", lambda m: m.robust),
+    ]
+    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+    for axes, (label, value) in zip(panels, shown, strict=True):
+        for y, mode in enumerate(modes):
+            values = 100 * value(findings.measured(Trial(mode, count, "even"), tuned=True))
+            colour = LOOKS[mode][0]
+            axes.plot(values, np.full(len(values), y), "o", color=colour, ms=6, alpha=0.6, mew=0)
+            axes.plot([values.mean()] * 2, [y - 0.35, y + 0.35], color=colour, lw=2)
+        axes.set_title(label, fontsize=10)
+        axes.set_yticks(range(len(modes)), modes)
+        if "gap" not in label:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    panels[0].invert_yaxis()
+    return figure
+
+
+def staleness(findings: Findings, several: Sequence[int]) -> Figure:
+    modes = [mode for mode in findings.design.modes if MODES[mode].raced and mode != "in turn"]
+    figure = Figure(figsize=(WIDTH, 1.5 * len(modes) + 0.6))
+    panels = figure.subplots(len(modes), len(several), squeeze=False, sharey=True, sharex="col")
+    for row, mode in zip(panels, modes, strict=True):
+        for axes, count in zip(row, several, strict=True):
+            for pace, filled in zip(PACES, (True, False), strict=True):
+                ages = findings.measured(Trial(mode, count, pace), tuned=True).ages
+                total = sum(ages.values())
+                axes.bar(
+                    list(ages),
+                    [100 * n / total for n in ages.values()],
+                    width=0.8,
+                    color=LOOKS[mode][0] if filled else "none",
+                    alpha=0.55 if filled else 1.0,
+                    edgecolor="none" if filled else INK,
+                    lw=0.9,
+                    label=pace,
+                )
+            axes.set_ylim(0, 105)
+            _percent(axes)
+        row[0].set_ylabel(mode)
+    for axes, count in zip(panels[0], several, strict=True):
+        axes.set_title(f"{count} devices")
+    figure.supxlabel("age: updates between reading and applying", fontsize=10)
+    return figure
+
+
+def _percent(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
