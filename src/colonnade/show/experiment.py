@@ -40,10 +40,10 @@ def sync(console: Console, *, data: str = "digits", quick: bool = False, output:
 def write(findings: Findings, folder: Path, *, quick: bool) -> None:
     """The page, the summary, and each figure as a file of its own."""
     from colonnade.show.comparison import rows
+    from colonnade.show.gallery import gallery
     from colonnade.show.page import render
-    from colonnade.show.plots import plots
 
-    design, figures = findings.design, plots(findings)
+    design, figures = findings.design, gallery(findings)
     values = {
         "claims": answer(findings),
         "plots": figures,

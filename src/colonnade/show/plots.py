@@ -1,8 +1,6 @@
 """The figures of the experiment on synchronous and asynchronous training."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from colonnade.reason.design import MODES, PACES, Trial
 from colonnade.reason.findings import Findings, Measured
-from colonnade.show.drawing import GROUND, INK, legend, style, svg
+from colonnade.show.drawing import GROUND, INK, legend
 
 WIDTH = 10.0
 # From hot, the oldest gradients, to cold, those without any age.
@@ -31,77 +29,6 @@ FAMILIES = {
     "bounds": ("synchronous", "asynchronous", "staleness 16", "staleness 4", "staleness 1", "in turn"),
 }
 TUNED = {False: "one rate for all", True: "a rate for each"}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure, what it is called and what there is to see on it."""
-
-    name: str
-    title: str
-    see: str
-    svg: str
-
-
-def plots(findings: Findings) -> list[Plot]:
-    """All figures, in the order of the page."""
-    found = []
-    for name, title, see, draw in _figures(findings):
-        with style(name):
-            found.append(Plot(name, title, see, svg(draw())))
-    return found
-
-
-def _figures(findings: Findings) -> Iterator[tuple[str, str, str, Callable[[], Figure]]]:
-    count, several = findings.headline, [n for n in findings.design.devices if n > 1]
-    yield (
-        "devices",
-        "Accuracy at the end, by number of devices",
-        "Left, every mode uses the rate that is best for synchronous training "
-        f"({findings.common_rate:g}); right, each uses the rate that is best for it. Markers are means over the "
-        "seeds, bars reach from the worst seed to the best. Compare each colour with synchronous. The scales of "
-        "left and right differ.",
-        partial(by_devices, findings),
-    )
-    yield (
-        "rates",
-        f"Accuracy at the end, by learning rate, on {count} devices",
-        "Look for the rate at which a mode falls off, and whether it comes earlier where gradients are older. "
-        "Left of that, look at which mode is highest: with small rates, more updates per example help. Bands "
-        "reach from the worst seed to the best.",
-        partial(by_rate, findings, count),
-    )
-    for pace in PACES:
-        for family, what in (("modes", "the modes"), ("bounds", "bounds on staleness")):
-            slow = "" if pace == "even" else ", with one device four times slower"
-            yield (
-                f"curves_{family}" + ("_slow" if slow else ""),
-                f"Accuracy against examples seen: {what}{slow}",
-                "Test accuracy during training. Lines are means over the seeds, bands reach from the worst to the "
-                "best. Above, one rate for all; below, a rate for each, on a finer scale.",
-                partial(curves, findings, family, pace, several),
-            )
-    yield (
-        "noise",
-        f"Accuracy on noisy images, against synchronous training, on {count} devices",
-        "Above 0 a mode is more robust than synchronous training, below 0 less; each with its own rate. Bands "
-        "are 95% intervals of the mean difference over the seeds: where one includes 0, nothing is certain.",
-        partial(noise, findings, count),
-    )
-    yield (
-        "seeds",
-        f"Spread over seeds, and gap between training and test, on {count} devices",
-        "A dot is one seed, the line marks the mean; each mode with its own rate, even devices. The further "
-        "apart the dots, the more depends on luck. A larger gap means that more was learned by heart.",
-        partial(seeds, findings, count),
-    )
-    yield (
-        "staleness",
-        "How old gradients are when they are applied",
-        "The part of all updates, by age. Filled: even devices. Outlined: one device four times slower, whose "
-        "gradients are the few on the right. A bound cuts them off, and lets devices wait instead.",
-        partial(staleness, findings, several),
-    )
 
 
 def by_devices(findings: Findings) -> Figure:
