@@ -5,7 +5,7 @@ import re
 import pytest
 from outcomes import made_up
 
-from colonnade.reason.answer import answer
+from colonnade.reason.answer import answer, others
 
 RACED = ("asynchronous", "staleness 16", "staleness 4", "staleness 1")
 
@@ -32,7 +32,7 @@ def test_three_sentences_with_the_figures():
     first, second, third = (claim.sentence for claim in claims)
     assert "6 devices that each push their own step end at 20.0% on the test images instead of 96.0%" in first
     assert "-76.0 points, 95% interval -76.0 to -76.0" in first
-    assert "0.5 instead of 1, it ends at 96.0% against 96.0%" in second
+    assert "1/2 instead of 1, it ends at 96.0% against 96.0%" in second
     assert "80.0% against 80.0%" in third
     assert "2.0 against 2.0 points" in third
     for sentence in (first, second, third):
@@ -69,3 +69,17 @@ def test_cases_in_which_it_does_not_hold_are_listed():
     assert first.fails[0] == "asynchronous, even devices: 2 (+0.0)"
     assert first.holds[0] == "asynchronous, even devices: 6 (-76.0)"
     assert len(first.fails) == len(first.holds) == 4 * 2
+
+
+def test_other_rates_at_which_it_does_not_hold_are_listed():
+    findings = made_up(lambda trial, rate: 0.99 if trial.mode in RACED and rate == 0.25 else 1 - rate / 2)
+    (case,) = answer(findings)[0].fails[-1:]
+    assert case == "asynchronous, 6 even devices, where both have a smaller rate: 1/4 (+11.5)"
+
+
+def test_a_sentence_for_each_of_the_other_modes():
+    findings = made_up(lambda trial, rate: 0.9 if trial.mode == "elastic" else 0.96)
+    local, diloco, elastic = others(findings)
+    assert local.startswith("local 8, on 6 devices, is no different at that rate (+0.0 points")
+    assert diloco.endswith("with 100.0% of the bytes of synchronous training.")
+    assert "elastic, on 6 devices, is lower at that rate (-6.0 points" in elastic

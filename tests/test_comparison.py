@@ -1,7 +1,7 @@
 from outcomes import made_up
 
 from colonnade.reason.design import MODES, Trial
-from colonnade.show.comparison import fraction, row, rows
+from colonnade.show.comparison import row, rows
 
 
 def test_a_row_says_what_was_measured():
@@ -22,7 +22,3 @@ def test_some_seeds_only():
     findings = made_up(lambda trial, rate: 0.9495)
     found = row(findings, Trial("asynchronous", 6, "even"))
     assert found.updates_own == "384 (1 of 3 seeds)"
-
-
-def test_rates_as_fractions():
-    assert [fraction(rate) for rate in (0.03125, 0.5, 1.0, 2.0)] == ["1/32", "1/2", "1", "2"]

@@ -5,7 +5,7 @@ An old article asks: if one step should move a weight by 1, and six cards each p
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from colonnade.reason.design import MODES, PACES, Trial
 from colonnade.reason.findings import Difference, Findings, Verdict
@@ -54,12 +54,21 @@ def _at_one_rate(findings: Findings) -> Claim:
             "it is the number of pushes that does the harm, more than the age of the gradients"
         )
     sentence = (
-        f"{opening}: at the rate that is best for synchronous training ({findings.common_rate:g}), "
+        f"{opening}: at the rate that is best for synchronous training ({fraction(findings.common_rate)}), "
         f"{trial.num_devices} devices that each push their own step end at {own} on the test images instead "
         f"of {other} ({said(found)}){cause}."
     )
     short = "At the rate that is best for synchronous training, asynchronous training is"
-    return _claim(findings, sentence, short, lambda t: findings.against_synchronous(t, tuned=False))
+    claim = _claim(findings, sentence, short, lambda t: findings.against_synchronous(t, tuned=False))
+    same_rates = findings.at_same_rates(trial)
+    # With larger rates synchronous training fails as well, which says nothing.
+    smaller = {rate: d for rate, d in same_rates.items() if rate < findings.common_rate}
+    differ = {rate: d for rate, d in smaller.items() if d.verdict != found.verdict}
+    if not differ:
+        return claim
+    each = ", ".join(f"{fraction(rate)} ({d.mean:+.1f})" for rate, d in differ.items())
+    case = f"{trial.mode}, {trial.num_devices} even devices, where both have a smaller rate: {each}"
+    return replace(claim, fails=[*claim.fails, case])
 
 
 def _tuned(findings: Findings) -> Claim:
@@ -75,7 +84,7 @@ def _tuned(findings: Findings) -> Claim:
         ("lower", "higher"): "the loss turns into a gain",
     }.get((before.verdict, found.verdict), f"its accuracy is {found.verdict}")
     sentence = (
-        f"With a rate of its own, {mine.rate:g} instead of {other.rate:g}, it ends at "
+        f"With a rate of its own, {fraction(mine.rate)} instead of {fraction(other.rate)}, it ends at "
         f"{percent(mine.test.mean())} against {percent(other.test.mean())} ({said(found)}): {closing}."
     )
     short = "With a rate of its own, asynchronous training is"
@@ -104,6 +113,29 @@ def _noise(findings: Findings) -> Claim:
     short = "With a rate of its own and on noisy images, asynchronous training is"
     return _claim(
         findings, sentence, short, lambda t: findings.against_synchronous(t, tuned=True, noisy=True)
+    )
+
+
+def others(findings: Findings) -> list[str]:
+    """A sentence for each mode that the question does not ask about."""
+    return [
+        _other(findings, _headline(findings, mode))
+        for mode in findings.design.modes
+        if not MODES[mode].raced and mode != "synchronous"
+    ]
+
+
+def _other(findings: Findings, trial: Trial) -> str:
+    one, own = (findings.against_synchronous(trial, tuned=tuned) for tuned in (False, True))
+    noisy = findings.against_synchronous(trial, tuned=True, noisy=True)
+    mine, other = (
+        findings.measured(each, tuned=True) for each in (trial, findings.synchronous(trial.num_devices))
+    )
+    share = mine.bytes_per_example / other.bytes_per_example
+    return (
+        f"{trial.mode}, on {trial.num_devices} devices, is {one.verdict} at that rate ({said(one)}), "
+        f"{own.verdict} at its own, {fraction(mine.rate)} ({said(own)}), and {noisy.verdict} on noisy images "
+        f"({said(noisy)}), with {percent(share)} of the bytes of synchronous training."
     )
 
 
@@ -137,6 +169,15 @@ def _listed(
         if which:
             each = ", ".join(f"{count} ({d.mean:+.1f})" for count, d in which.items())
             yield f"{mode}, {'even devices' if pace == 'even' else 'one device slow'}: {each}"
+
+
+def fraction(rate: float) -> str:
+    """A rate as people say it.
+
+    >>> fraction(0.125), fraction(2.0)
+    ('1/8', '2')
+    """
+    return f"{rate:g}" if rate >= 1 else f"1/{1 / rate:g}"
 
 
 def percent(part: float) -> str:

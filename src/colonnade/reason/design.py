@@ -60,7 +60,7 @@ class Design:
     seeds: int = 5
     rates: tuple[float, ...] = tuple(2.0**power for power in range(-5, 3))
     steps: int = 640
-    every: int = 16
+    every: int = 8
     batch: int = 48
     hidden: int = 32
     noise: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)

@@ -126,6 +126,11 @@ class Findings:
         """Accuracy on the test images at the end, by rate and seed."""
         return np.array(self._outcomes[trial.stand_in].curve)[..., -1]
 
+    def at_same_rates(self, trial: Trial) -> dict[float, Difference]:
+        """Against synchronous training with the same rate, for each rate of the grid."""
+        own, other = self.by_rate(trial), self.by_rate(self.synchronous(trial.num_devices))
+        return {rate: Difference.of(*pair) for rate, *pair in zip(self.design.rates, own, other, strict=True)}
+
     def by_noise(self, trial: Trial) -> list[Difference]:
         """Against synchronous training, each with its best rate: without noise, and at each level of it."""
         own, other = (

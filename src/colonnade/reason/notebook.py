@@ -20,19 +20,25 @@ class Notebook:
         self.design, self._file = design, folder / FILE
         self.outcomes: dict[Trial, Outcome] = {}
         heading = json.dumps({"edition": EDITION, "design": json.loads(design.to_json())})
-        if self._file.exists():
-            # A line without its end was being written when the program was stopped.
-            first, *lines = self._file.read_text().rpartition("\n")[0].splitlines() or [""]
-            self._check(folder, first, heading)
-            for line in lines:
-                self._note(Outcome.from_json(line))
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            lines = []
-        self._file.write_text("".join(f"{line}\n" for line in (heading, *lines)))
+        text = self._file.read_text() if self._file.exists() else ""
+        # A line without its end was being written when the program was stopped.
+        whole, _, rest = text.rpartition("\n")
+        lines = whole.splitlines() or [heading]
+        self._check(folder, lines[0], heading)
+        for line in lines[1:]:
+            self._note(Outcome.from_json(line))
+        if rest or not whole:
+            self._replace("".join(f"{line}\n" for line in lines))
+
+    def _replace(self, text: str) -> None:
+        """All of the file at once, so that being stopped here loses nothing."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._file)
 
     def _check(self, folder: Path, found: str, heading: str) -> None:
-        if found not in ("", heading):
+        if found != heading:
             rule = "holds the outcomes of another design, or of another edition"
             fix = "Name another folder, or delete this one"
             raise InvalidArgument("experiment", [Problem("output", str(folder), rule, fix)])

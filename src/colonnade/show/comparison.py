@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from colonnade.reason.answer import percent
+from colonnade.reason.answer import fraction, percent
 from colonnade.reason.design import Trial
 from colonnade.reason.findings import Difference, Findings, Measured
 
@@ -75,7 +75,3 @@ def updates(findings: Findings, measured: Measured) -> str:
 
 def interval(difference: Difference) -> str:
     return f"{difference.mean:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})"
-
-
-def fraction(rate: float) -> str:
-    return f"{rate:g}" if rate >= 1 else f"1/{1 / rate:g}"

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from colonnade.errors import ColonnadeError
-from colonnade.reason.answer import answer
+from colonnade.reason.answer import answer, fraction, others
 from colonnade.reason.design import PACES, Design
 from colonnade.reason.findings import WORTH, Findings
 from colonnade.reason.notebook import Notebook
@@ -49,7 +49,10 @@ def write(findings: Findings, folder: Path, *, quick: bool) -> None:
         "plots": figures,
         "design": asdict(design),
         "headline": findings.headline,
-        "common_rate": findings.common_rate,
+        "others": others(findings),
+        "common_rate": fraction(findings.common_rate),
+        "first_rate": fraction(design.rates[0]),
+        "last_rate": fraction(design.rates[-1]),
         "worth": WORTH,
         "quick": quick,
         "tables": {

@@ -56,7 +56,8 @@ def _figures(findings: Findings) -> Iterator[tuple[str, str, str, Callable[[], F
                 f"curves_{family}" + ("_slow" if slow else ""),
                 f"Accuracy against examples seen: {what}{slow}",
                 "Test accuracy during training. Lines are means over the seeds, bands reach from the worst "
-                "to the best. Above, one rate for all; below, a rate for each, on a finer scale.",
+                "to the best. Above, one rate for all; below, a rate for each, on a finer scale. Where lines "
+                "coincide, as those of bounds that never bind, the last one covers the others.",
                 partial(plots.curves, findings, family, pace, several),
             )
     yield (

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from colonnade.reason.answer import fraction
 from colonnade.reason.design import MODES, PACES, Trial
 from colonnade.reason.findings import Findings, Measured
 from colonnade.show.drawing import GROUND, INK, legend
@@ -28,6 +29,8 @@ FAMILIES = {
     "modes": ("synchronous", "asynchronous", "local 8", "DiLoCo 32", "elastic"),
     "bounds": ("synchronous", "asynchronous", "staleness 16", "staleness 4", "staleness 1", "in turn"),
 }
+FAMILIES_AS_SAID = {"modes": "the modes", "bounds": "bounds on staleness"}
+FINE = 8.0  # points of accuracy, where a scale shows no more
 TUNED = {False: "one rate for all", True: "a rate for each"}
 
 
@@ -52,7 +55,7 @@ def by_devices(findings: Findings) -> Figure:
                     shifted, means, bars, label=mode, color=colour, marker=marker, ms=5, lw=1.4, elinewidth=1
                 )
             axes.set_xticks(at, [str(n) for n in findings.design.devices])
-            axes.set_title(TUNED[tuned])
+            axes.set_title(f"{FAMILIES_AS_SAID[family]}, {TUNED[tuned]}")
             axes.set_xlabel("devices")
             _percent(axes)
     for row in panels:
@@ -62,33 +65,41 @@ def by_devices(findings: Findings) -> Figure:
 
 
 def by_rate(findings: Findings, count: int) -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.9))
-    panels = figure.subplots(1, len(FAMILIES), squeeze=False)[0]
-    rates = findings.design.rates
-    for axes, family in zip(panels, FAMILIES, strict=True):
+    figure = Figure(figsize=(WIDTH, 6.6))
+    panels = figure.subplots(2, len(FAMILIES), squeeze=False, sharex=True, sharey="row")
+    rates, best = findings.design.rates, 0.0
+    for column, family in zip(panels.T, FAMILIES, strict=True):
         for mode in FAMILIES[family]:
             tests = 100 * findings.by_rate(Trial(mode, count, "even"))
+            best = max(best, tests.max())
             colour, marker = LOOKS[mode]
-            axes.plot(rates, tests.mean(axis=1), color=colour, marker=marker, ms=5, lw=1.6, label=mode)
-            axes.fill_between(rates, tests.min(axis=1), tests.max(axis=1), color=colour, alpha=0.15, lw=0)
-        axes.axvline(findings.common_rate, color=GROUND, ls="--", lw=1)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(rates, [f"{rate:g}" if rate >= 0.1 else f"1/{1 / rate:.0f}" for rate in rates])
-        axes.set_xlabel("learning rate (dashed: the best for synchronous training)")
-        axes.legend(fontsize=9, loc="lower left")
-        _percent(axes)
-    panels[0].set_ylabel("test accuracy")
+            for axes in column:
+                axes.plot(rates, tests.mean(axis=1), color=colour, marker=marker, ms=5, lw=1.6, label=mode)
+                axes.fill_between(rates, tests.min(axis=1), tests.max(axis=1), color=colour, alpha=0.15, lw=0)
+        for axes in column:
+            axes.axvline(findings.common_rate, color=GROUND, ls="--", lw=1)
+            _percent(axes)
+        column[0].set_title(FAMILIES_AS_SAID[family])
+        column[0].legend(fontsize=9, loc="lower left")
+        column[1].set_xscale("log", base=2)
+        column[1].set_xticks(rates, [fraction(rate) for rate in rates])
+        column[1].set_xlabel("learning rate (dashed: the best for synchronous training)")
+    panels[0, 0].set_ylabel("test accuracy")
+    panels[1, 0].set_ylabel("the same, on a finer scale")
+    panels[0, 0].set_ylim(0, 103)
+    panels[1, 0].set_ylim(best - FINE, best + 0.05 * FINE)
     return figure
 
 
 def curves(findings: Findings, family: str, pace: str, several: Sequence[int]) -> Figure:
     figure = Figure(figsize=(WIDTH, 5.4))
     panels = figure.subplots(2, len(several), squeeze=False, sharex=True, sharey="row")
-    examples = np.array(findings.design.examples) / 1000
+    examples, best = np.array(findings.design.examples) / 1000, 0.0
     for row, tuned in zip(panels, TUNED, strict=True):
         for axes, count in zip(row, several, strict=True):
             for mode in FAMILIES[family]:
                 curve = 100 * findings.measured(Trial(mode, count, pace), tuned=tuned).curve
+                best = max(best, curve.max())
                 colour = LOOKS[mode][0]
                 axes.plot(examples, curve.mean(axis=0), color=colour, lw=1.5, label=mode)
                 axes.fill_between(
@@ -98,7 +109,7 @@ def curves(findings: Findings, family: str, pace: str, several: Sequence[int]) -
             _percent(axes)
         row[0].set_ylabel(f"test accuracy\n{TUNED[tuned]}")
     panels[0, 0].set_ylim(0, 100)
-    panels[1, 0].set_ylim(85, 100)
+    panels[1, 0].set_ylim(best - FINE, best + 0.05 * FINE)
     figure.supxlabel("thousand examples seen", fontsize=10)
     legend(figure, panels[0, 0], columns=6)
     return figure
@@ -130,8 +141,8 @@ def seeds(findings: Findings, count: int) -> Figure:
     modes = list(findings.design.modes)
     shown: list[tuple[str, Callable[[Measured], np.ndarray]]] = [
         ("test accuracy", lambda m: m.test),
-        ("gap: training minus test accuracy, in points", lambda m: m.gap),
-        ("accuracy on noisy images, all levels", lambda m: m.robust),
+        ("gap to training, in points", lambda m: m.gap),
+        ("accuracy with noise", lambda m: m.robust),
     ]
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for axes, (label, value) in zip(panels, shown, strict=True):
@@ -140,7 +151,7 @@ def seeds(findings: Findings, count: int) -> Figure:
             colour = LOOKS[mode][0]
             axes.plot(values, np.full(len(values), y), "o", color=colour, ms=6, alpha=0.6, mew=0)
             axes.plot([values.mean()] * 2, [y - 0.35, y + 0.35], color=colour, lw=2)
-        axes.set_title(label, fontsize=10)
+        axes.set_title(label)
         axes.set_yticks(range(len(modes)), modes)
         if "gap" not in label:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
