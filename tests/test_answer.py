@@ -79,7 +79,8 @@ def test_other_rates_at_which_it_does_not_hold_are_listed():
 
 def test_a_sentence_for_each_of_the_other_modes():
     findings = made_up(lambda trial, rate: 0.9 if trial.mode == "elastic" else 0.96)
-    local, diloco, elastic = others(findings)
+    damped, local, diloco, elastic = others(findings)
+    assert damped.startswith("damped, on 6 devices, is no different at that rate")
     assert local.startswith("local 8, on 6 devices, is no different at that rate (+0.0 points")
     assert diloco.endswith("with 100.0% of the bytes of synchronous training.")
     assert "elastic, on 6 devices, is lower at that rate (-6.0 points" in elastic

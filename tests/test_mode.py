@@ -48,6 +48,7 @@ CASES = {
     "synchronous": (Synchronous(), lambda _: cn.Synchronous(), EVEN),
     "asynchronous": (Asynchronous(), lambda s: cn.Asynchronous(order=race(s)), EVEN),
     "asynchronous, slow": (Asynchronous(), lambda s: cn.Asynchronous(order=race(s)), SLOW),
+    "damped": (Asynchronous("", None, True), lambda s: cn.Asynchronous(None, True, order=race(s)), SLOW),
     "local": (Local("local", 4), lambda _: cn.LocalSGD(4), EVEN),
     "DiLoCo": (DiLoCo("DiLoCo", 4, **SINGLE), lambda _: cn.DiLoCo(4), EVEN),
     "elastic": (Elastic("elastic", 4), lambda _: cn.Elastic(4, Elastic("elastic", 4).alpha(4)), EVEN),

@@ -7,7 +7,7 @@ An old article asks: if one step should move a weight by 1, and six cards each p
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from colonnade.reason.design import MODES, PACES, Trial
+from colonnade.reason.design import ASIDE, MODES, PACES, Trial
 from colonnade.reason.findings import Difference, Findings, Verdict
 
 ASKED, IN_TURN = "asynchronous", "in turn"
@@ -121,7 +121,7 @@ def others(findings: Findings) -> list[str]:
     return [
         _other(findings, _headline(findings, mode))
         for mode in findings.design.modes
-        if not MODES[mode].raced and mode != "synchronous"
+        if mode == "damped" or (not MODES[mode].raced and mode != "synchronous")
     ]
 
 
@@ -150,7 +150,7 @@ def _claim(findings: Findings, sentence: str, short: str, compare: Callable[[Tri
             count: compare(Trial(mode, count, pace)) for count in findings.design.devices if count > 1
         }
         for mode in findings.design.modes
-        if MODES[mode].raced and mode != IN_TURN
+        if MODES[mode].raced and mode not in ASIDE
         for pace in PACES
     }
     holds, fails = (

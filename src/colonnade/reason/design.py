@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, replace
 
 from colonnade.reason.mode import Asynchronous, DiLoCo, Elastic, Local, Mode, Synchronous
 
-# In the order of tables. "In turn" is no mode that anybody would use, because its devices wait for each
-# other; it makes as many updates as asynchronous training, without any age, and so tells the two apart.
+# In the order of tables. "Damped" takes smaller steps where the gradient is old. "In turn" is no mode that
+# anybody would use, because its devices wait for each other; it makes as many updates as asynchronous
+# training, without any age, and so tells the effects of the two apart.
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
         Synchronous(),
         Asynchronous(),
+        Asynchronous("damped", damping=True),
         Asynchronous("staleness 16", 16),
         Asynchronous("staleness 4", 4),
         Asynchronous("staleness 1", 1),
@@ -22,6 +24,7 @@ MODES: dict[str, Mode] = {
         Elastic("elastic", 8),
     )
 }
+ASIDE = ("damped", "in turn")  # to explain the others by
 PACES = ("even", "one slow")
 SLOWNESS = 4.0  # the last device needs so many times as long
 

@@ -71,6 +71,7 @@ class Asynchronous:
 
     name: str = "asynchronous"
     max_staleness: int | None = None
+    damping: bool = False  # whether to divide a step by 1 + the age of its gradient
     raced: ClassVar[bool] = True
 
     def train(self, task: Task, seconds: Sequence[float]) -> Iterator[Step]:
@@ -89,8 +90,10 @@ class Asynchronous:
                     moved += device != 0  # the parameters live with the first device
             elif device in held:
                 piece, read = held.pop(device)
-                ages[ledger.applied(device)] += 1
-                parameters = parameters - task.rate * task.gradient(read, *piece)
+                age = ledger.applied(device)
+                ages[age] += 1
+                rate = task.rate / (1 + age) if self.damping else task.rate
+                parameters = parameters - rate * task.gradient(read, *piece)
                 moved += device != 0
                 if ledger.updates % num_devices == 0:
                     yield Step(parameters, ledger.updates, moved, ages)

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from colonnade.errors import ColonnadeError
 from colonnade.reason.answer import answer, fraction, others
-from colonnade.reason.design import PACES, Design
+from colonnade.reason.design import PACES, Design, Trial
 from colonnade.reason.findings import WORTH, Findings
 from colonnade.reason.notebook import Notebook
 
@@ -53,6 +53,10 @@ def write(findings: Findings, folder: Path, *, quick: bool) -> None:
         "common_rate": fraction(findings.common_rate),
         "first_rate": fraction(design.rates[0]),
         "last_rate": fraction(design.rates[-1]),
+        "best_rates": {
+            mode: [fraction(findings.best_rate(Trial(mode, count, "even"))) for count in design.devices]
+            for mode in design.modes
+        },
         "worth": WORTH,
         "quick": quick,
         "tables": {

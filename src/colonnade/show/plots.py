@@ -17,6 +17,7 @@ WIDTH = 10.0
 LOOKS = {
     "synchronous": (INK, "o"),
     "asynchronous": ("#dd4b39", "s"),
+    "damped": ("#b07a4a", "X"),
     "staleness 16": ("#e8893a", "D"),
     "staleness 4": ("#cda434", "^"),
     "staleness 1": ("#4fa56b", "v"),
@@ -26,7 +27,7 @@ LOOKS = {
     "elastic": ("#cf5f9f", "v"),
 }
 FAMILIES = {
-    "modes": ("synchronous", "asynchronous", "local 8", "DiLoCo 32", "elastic"),
+    "modes": ("synchronous", "asynchronous", "damped", "local 8", "DiLoCo 32", "elastic"),
     "bounds": ("synchronous", "asynchronous", "staleness 16", "staleness 4", "staleness 1", "in turn"),
 }
 FAMILIES_AS_SAID = {"modes": "the modes", "bounds": "bounds on staleness"}
@@ -160,7 +161,9 @@ def seeds(findings: Findings, count: int) -> Figure:
 
 
 def staleness(findings: Findings, several: Sequence[int]) -> Figure:
-    modes = [mode for mode in findings.design.modes if MODES[mode].raced and mode != "in turn"]
+    modes = [
+        mode for mode in findings.design.modes if MODES[mode].raced and mode not in ("damped", "in turn")
+    ]
     figure = Figure(figsize=(WIDTH, 1.5 * len(modes) + 0.6))
     panels = figure.subplots(len(modes), len(several), squeeze=False, sharey=True, sharex="col")
     for row, mode in zip(panels, modes, strict=True):
