@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from colonnade.reason.answer import fraction
-from colonnade.reason.design import MODES, PACES, Trial
+from colonnade.reason.design import ASIDE, MODES, PACES, Trial
 from colonnade.reason.findings import Findings, Measured
 from colonnade.show.drawing import GROUND, INK, legend
 
@@ -161,9 +161,7 @@ def seeds(findings: Findings, count: int) -> Figure:
 
 
 def staleness(findings: Findings, several: Sequence[int]) -> Figure:
-    modes = [
-        mode for mode in findings.design.modes if MODES[mode].raced and mode not in ("damped", "in turn")
-    ]
+    modes = [mode for mode in findings.design.modes if MODES[mode].raced and mode not in ASIDE]
     figure = Figure(figsize=(WIDTH, 1.5 * len(modes) + 0.6))
     panels = figure.subplots(len(modes), len(several), squeeze=False, sharey=True, sharex="col")
     for row, mode in zip(panels, modes, strict=True):
