@@ -32,6 +32,7 @@ FAMILIES = {
 }
 FAMILIES_AS_SAID = {"modes": "the modes", "bounds": "bounds on staleness"}
 FINE = 8.0  # points of accuracy, where a scale shows no more
+POINTS = 40  # of a curve; a panel is too narrow for more
 TUNED = {False: "one rate for all", True: "a rate for each"}
 
 
@@ -95,11 +96,13 @@ def by_rate(findings: Findings, count: int) -> Figure:
 def curves(findings: Findings, family: str, pace: str, several: Sequence[int]) -> Figure:
     figure = Figure(figsize=(WIDTH, 5.4))
     panels = figure.subplots(2, len(several), squeeze=False, sharex=True, sharey="row")
-    examples, best = np.array(findings.design.examples) / 1000, 0.0
+    known = len(findings.design.examples)
+    at = np.linspace(0, known - 1, min(known, POINTS)).round().astype(int)
+    examples, best = np.array(findings.design.examples)[at] / 1000, 0.0
     for row, tuned in zip(panels, TUNED, strict=True):
         for axes, count in zip(row, several, strict=True):
             for mode in FAMILIES[family]:
-                curve = 100 * findings.measured(Trial(mode, count, pace), tuned=tuned).curve
+                curve = 100 * findings.measured(Trial(mode, count, pace), tuned=tuned).curve[:, at]
                 best = max(best, curve.max())
                 colour = LOOKS[mode][0]
                 axes.plot(examples, curve.mean(axis=0), color=colour, lw=1.5, label=mode)
