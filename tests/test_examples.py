@@ -118,6 +118,12 @@ def test_06_deep_lstm(variant):
     assert "slots" in after
 
 
+def test_09_sync_or_async():
+    """One step of six devices: the mean of their pushes, or all of them."""
+    assert output("09_sync_or_async", "before") == "the weight moved by 1\n"
+    assert output("09_sync_or_async", "after") == "the weight moved by 6\n"
+
+
 def test_08_keras_fit():
     before, after = output("08_keras_fit", "before"), output("08_keras_fit", "after")
     pattern = r"val_accuracy: ([\d.]+) - val_loss: ([\d.]+)"
