@@ -1,6 +1,6 @@
 """One contender in a process of its own: python contender.py MODEL NAME STAGES MICRO_BATCHES SECONDS.
 
-Says `ready`, waits for a line, and prints the seconds of its median and of its fastest step as JSON; a pipeline
+Says `ready`, waits for a line, and prints the seconds of its median and its fastest step as JSON; a pipeline
 adds what its timeline tells. Each virtual device has one thread.
 """
 
