@@ -393,3 +393,42 @@ def test_an_outer_optimizer_is_not_shared_between_trainers():
     second, _ = trained(sync, 6)
     np.testing.assert_array_equal(first, second)
     assert not sync.outer.built
+
+
+@pytest.mark.parametrize(
+    "sync", [cn.LocalSGD(4), cn.DiLoCo(4), cn.Elastic(4, 0.2)], ids=["local", "diloco", "elastic"]
+)
+@pytest.mark.parametrize("first", [8, 6])
+def test_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, sync, first):
+    """Also from a step between two joins, where a fit has ended; the slices are uneven."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(70, 3)).astype("float32"), rng.normal(size=(70, 1)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).repeat()
+
+    def trained(*ends, devices=2, checkpoint=None):
+        for end in ends:
+            w = tf.Variable(np.ones((3, 1), "float32"), name="w")
+            trainer = cn.Trainer(
+                lambda x, y, w=w: tf.squeeze((x @ w - y) ** 2, axis=1),
+                keras.optimizers.Adam(0.1, name="adam"),
+                devices=devices,
+                sync=sync,
+            )
+            trainer.fit(data, steps=end, progress=False, checkpoint=checkpoint)
+        return trainer
+
+    checkpoint = cn.Checkpoint(tmp_path, every=4)
+    broken, whole = trained(first, 12, checkpoint=checkpoint), trained(12)
+    assert broken.step == whole.step == 12
+    for one, other in zip(broken.replicas(), whole.replicas(), strict=True):
+        assert np.array_equal(one[0], other[0])
+    with pytest.warns(UserWarning, match="Saved on 2 devices, it goes on on 3"):
+        other = trained(16, devices=3, checkpoint=checkpoint)
+    assert other.step == 16
+
+
+def test_asynchronous_training_has_no_checkpoints(tmp_path):
+    w = tf.Variable([1.0])
+    trainer = cn.Trainer(lambda x: x * w, keras.optimizers.SGD(0.1), devices=2, sync=cn.Asynchronous())
+    with pytest.raises(cn.InvalidArgument, match="cannot be kept in Asynchronous training"):
+        trainer.fit((np.ones(8, "float32"),), batch_size=4, checkpoint=cn.Checkpoint(tmp_path))

@@ -1,6 +1,7 @@
 """Local training: every replica makes steps on variables of its own, and now and then they are joined."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,10 @@ from colonnade.run.reduce import traffic
 from colonnade.run.residence import Residence
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
+from colonnade.run.state import Item, State, named, resume, state_of
 from colonnade.run.trace import Traced
+
+SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class LocalSGD:
 
     def engine(self, settings: Settings) -> "Local":
         # A copy of its own: the optimizer's state belongs to one training.
-        outer = None if self.outer is None else type(self.outer).from_config(self.outer.get_config())
+        outer = self.outer
+        if outer is not None:
+            outer = type(outer).from_config({**outer.get_config(), "name": "outer"})
         return Local(settings, self.every, Averaged(outer))
 
 
@@ -138,6 +144,10 @@ class Local:
         with tf.device("/device:CPU:0"):
             # Examples, or sums of weights, that each replica has seen since the last join.
             self._seen = tf.Variable(tf.zeros([len(self.devices)], tf.float64), trainable=False, name="seen")
+
+    @property
+    def optimizer(self) -> Any:
+        return self._descent.optimizer
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -337,6 +347,54 @@ class Local:
         self._residence.restore_states(only=assigned)
         if assigned & {parameter.ref() for parameter in self.parameters}:
             self._join.refresh()
+
+    def state(self) -> State:
+        """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
+        assert self._residence is not None
+        self.leave()
+        kept = state_of(self._residence, self._descent.made, self._descent.lost())
+        joins = {f"join/{name}": Item(v, v) for name, v in named(self._join.kept()).items()}
+        seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
+        return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)
+
+    def _copies(self) -> dict[str, tuple[tf.Variable, ...]]:
+        """By name, what each replica has for itself and is not random."""
+        assert self._residence is not None
+        replicas = range(len(self.devices))
+        variables = {
+            **{f"parameters/{name}": v for name, v in named(self.parameters).items()},
+            **{f"optimizer/{name}": v for name, v in named(self._descent.slots).items()},
+        }
+        found = {
+            name: tuple(self._residence.own(i, [variable])[0] for i in replicas)
+            for name, variable in variables.items()
+        }
+        averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
+        originals = named([ref.deref() for ref in averaged])
+        return found | {f"states/{name}": averaged[v.ref()] for name, v in originals.items()}
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        """Go on from a saved step: replicas as they were, or on another number of devices from their mean."""
+        assert self._residence is not None
+        resume(self._residence, own)
+        seen = own.get(SEEN, ())
+        if len(seen) == len(self.devices):
+            for name, copies in self._copies().items():
+                for copy, value in zip(copies, own[name], strict=True):
+                    copy.assign(value)
+            self._seen.assign(tf.stack(seen))
+        else:
+            self._seen.assign(tf.zeros_like(self._seen))
+            warnings.warn(
+                f"Saved on {len(seen)} devices, it goes on on {len(self.devices)}: the optimizer state of "
+                "every replica starts again, from the mean of those that were saved.",
+                stacklevel=2,
+            )
+        self.remember()
+
+    def next_join(self, step: int) -> int:
+        """The replicas agree after a join."""
+        return -(-step // self._every) * self._every
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         return self._descent.explained(error)
