@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
+    from colonnade.run import width
     from colonnade.run.fit import fit
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.objective import Weighted
@@ -54,6 +55,7 @@ __all__ = [
     "placement",
     "setup",
     "verify",
+    "width",
 ]
 
 _HOME = {
@@ -72,7 +74,10 @@ _HOME = {
     "placement": "hardware.placement",
     "setup": "hardware.devices",
     "verify": "run.verify",
+    "width": "run.width",
 }
+# These names are modules, with public names of their own.
+_MODULES = ("width",)
 
 
 def __getattr__(name: str) -> Any:
@@ -84,7 +89,7 @@ def __getattr__(name: str) -> Any:
         if missing.name in ("tensorflow", "keras"):
             raise MissingTensorFlow(f"colonnade.{name}") from None
         raise
-    value = getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
