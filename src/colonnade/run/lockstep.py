@@ -235,6 +235,8 @@ class Lockstep:
         key = tuple(specs)
         if key not in self._updates:
             self._updates[key] = Update(self.optimizer, self.parameters, specs)
+            if self._mode == "shared" or len(self.devices) == 1:
+                self._updates[key].follow()
             if self._owners:  # a penalty makes sparse gradients dense, which is another update
                 self._updates[key].place(self._owners, self.devices)
         return self._updates[key]

@@ -53,7 +53,7 @@ class Logical(tf.train.experimental.PythonState):
 
     def __init__(self, name: str, parts: Sequence[Any], axis: int, where: str) -> None:
         self.name, self.axis, self._where = name, axis, where
-        self._parts = {i: part for i, part in enumerate(parts)}
+        self._parts = dict(enumerate(parts))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -90,7 +90,10 @@ class Logical(tf.train.experimental.PythonState):
         return stream.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        self.assign(np.load(BytesIO(string_value), allow_pickle=False))
+        value = np.load(BytesIO(string_value), allow_pickle=False)
+        if value.dtype.kind == "V":  # NumPy saves the bits of a dtype that is not its own, and not its name
+            value = value.view(tf.as_dtype(self.parts[0].dtype).as_numpy_dtype)
+        self.assign(value)
 
 
 def starts(sizes: Sequence[int]) -> tuple[int, ...]:
