@@ -10,7 +10,7 @@ ITEMS, HIDDEN = 27_278, 1_024
 TASTES, EACH, SHOWN = 40, 20, 20  # a user has two tastes of 20 items each, and shows 20 of the 40
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=30)
+parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--batch", type=int, default=64)
 args = parser.parse_args()
 

@@ -41,15 +41,11 @@ def softmax_cross_entropy(labels: Any, logits: Any) -> Any:
         rows, columns, weights = _entries(labels, logits.width, precise)
         shape = tf.shape(logits.tensors[0])[:-1]
         num_rows = tf.reduce_prod(shape)
-    tables = [
-        on(device, lambda z: tf.cast(tf.reshape(z, [-1, z.shape[-1]]), precise), part)
-        for device, part in zip(logits.devices, logits.tensors, strict=True)
-    ]
-    largest = _largest(tables, logits.devices)
-    places = zip(logits.devices, tables, logits.starts, logits.sizes, strict=True)
+    largest = _largest(logits, precise)
+    places = zip(logits.devices, logits.tensors, logits.starts, strict=True)
     sums = [
-        on(device, _shares(start, size, num_rows), table, largest, rows, columns, weights)
-        for device, table, start, size in places
+        on(device, _shares(start, num_rows), part, largest, rows, columns, weights)
+        for device, part, start in places
     ]
     exponentials, targets = (total(column, logits.devices) for column in zip(*sums, strict=True))
 
@@ -133,22 +129,27 @@ def _entries(labels: Any, width: int, dtype: Any) -> tuple[Any, Any, Any]:
         return rows, tf.cast(tf.identity(columns), tf.int32), weights
 
 
-def _largest(tables: list[Any], devices: tuple[str, ...]) -> Any:
+def _table(part: Any, dtype: Any) -> Any:
+    """A part as rows of logits. What is rows already keeps its static shape, which spares ops backward."""
+    return tf.cast(part if part.shape.rank == 2 else tf.reshape(part, [-1, part.shape[-1]]), dtype)
+
+
+def _largest(logits: Parts, dtype: Any) -> Any:
     """The largest logit of each row; what it is does not change the loss, so it has no gradient."""
     tops = []
-    for device, table in zip(devices, tables, strict=True):
+    for device, part in zip(logits.devices, logits.tensors, strict=True):
         with tf.device(device):
-            tops.append(tf.reduce_max(table, axis=1))
-    with tf.device(devices[0]):
+            tops.append(tf.reduce_max(_table(part, dtype), axis=1))
+    with tf.device(logits.devices[0]):
         return tf.stop_gradient(tf.reduce_max(tf.stack(tops), axis=0))
 
 
-def _shares(start: int, size: int, num_rows: Any) -> Any:
+def _shares(start: int, num_rows: Any) -> Any:
     """What a part adds: the sum of its exponentials, and the logits that are asked for."""
 
-    def shares(table: Any, largest: Any, rows: Any, columns: Any, weights: Any) -> list[Any]:
-        shifted = table - largest[:, None]
-        mine = tf.where((columns >= start) & (columns < start + size))[:, 0]
+    def shares(part: Any, largest: Any, rows: Any, columns: Any, weights: Any) -> list[Any]:
+        shifted = _table(part, largest.dtype) - largest[:, None]
+        mine = tf.where((columns >= start) & (columns < start + part.shape[-1]))[:, 0]
         row = tf.gather(rows, mine)
         column = tf.gather(columns, mine) - start
         picked = tf.gather_nd(shifted, tf.stack([row, column], axis=1)) * tf.gather(weights, mine)
