@@ -59,7 +59,7 @@ def loss(pixels, labels):
 
 
 # One replica of the loss: what it calls is spread over the devices already.
-trainer = cn.Trainer(loss, keras.optimizers.Adam(1e-3), devices=1)
+trainer = cn.Trainer(loss, keras.optimizers.SGD(0.02, momentum=0.9), devices=1)
 for step in range(1, args.steps + 1):
     mean = trainer.train_on_batch(*images(64, seed=step)).loss
     if step % 20 == 0:

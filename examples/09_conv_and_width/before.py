@@ -40,7 +40,7 @@ wide = keras.Sequential(
         keras.layers.Dense(CLASSES),
     ]
 )
-optimizer = keras.optimizers.Adam(1e-3)
+optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
 variables = tower.trainable_variables + wide.trainable_variables
 optimizer.build(variables)
 
