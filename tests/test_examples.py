@@ -25,7 +25,8 @@ def last(text, pattern):
 
 
 def test_there_are_pairs():
-    assert {"01_make_parallel", "02_basics", *TRAINED} <= set(PAIRS)
+    others = {"01_make_parallel", "02_basics", "07_sparse_autoencoder", "10_conv_and_width"}
+    assert {*others, *TRAINED} <= set(PAIRS)
 
 
 @pytest.mark.parametrize("pair", TRAINED)
@@ -122,6 +123,31 @@ def test_09_sync_or_async():
     """One step of six devices: the mean of their pushes, or all of them."""
     assert output("09_sync_or_async", "before") == "the weight moved by 1\n"
     assert output("09_sync_or_async", "after") == "the weight moved by 6\n"
+
+
+def test_07_sparse_autoencoder():
+    """Two steps of the full size; what one device prints, eight print."""
+    few = ("--steps", "2", "--batch", "16")
+    before, after = (output("07_sparse_autoencoder", name, *few) for name in ("before", "after"))
+    pattern = r"step 2: loss ([\d.]+)"
+    assert last(after, pattern) == pytest.approx(last(before, pattern), abs=2e-4)  # four digits
+    right = r"of 10 predicted items, ([\d.]+) are right"
+    assert last(after, right) == pytest.approx(last(before, right), abs=0.02)
+    held = {int(n): [float(m) for m in row.split()] for n, row in re.findall(r"(\d) devices: (.*)", after)}
+    assert list(held) == [1, 2, 4, 8] == [len(row) for row in held.values()]
+    (whole,) = held[1]
+    for parts in held.values():
+        assert sum(parts) == pytest.approx(whole, abs=0.5)
+        assert max(parts) - min(parts) < 0.005 * whole
+
+
+def test_10_conv_and_width():
+    before, after = (output("10_conv_and_width", name, "--steps", "60") for name in ("before", "after"))
+    losses = [np.array(re.findall(r"step \d+: loss ([\d.]+)", text), float) for text in (before, after)]
+    assert len(losses[0]) == 3
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-2)  # Adam, 60 steps of sums in another order
+    assert last(after, r"test accuracy ([\d.]+)") > [0.8]
+    assert re.findall(r"kernel_part_\d \(3200, 250\) (CPU:\d)", after) == [f"CPU:{i}" for i in range(4)]
 
 
 def test_08_keras_fit():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
+    from colonnade.run import width
     from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
     from colonnade.run.local import DiLoCo, Elastic, LocalSGD
@@ -76,6 +77,7 @@ __all__ = [
     "placement",
     "setup",
     "verify",
+    "width",
 ]
 
 _HOME = {
@@ -103,7 +105,10 @@ _HOME = {
     "placement": "hardware.placement",
     "setup": "hardware.devices",
     "verify": "run.verify",
+    "width": "run.width",
 }
+# These names are modules, with public names of their own.
+_MODULES = ("width",)
 
 
 def __getattr__(name: str) -> Any:
@@ -115,7 +120,7 @@ def __getattr__(name: str) -> Any:
         if missing.name in ("tensorflow", "keras"):
             raise MissingTensorFlow(f"colonnade.{name}") from None
         raise
-    value = getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -8,6 +8,15 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+def test_width_gives_a_ratio() -> None:
+    program = BENCHMARKS / "width" / "main.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "--quick"], capture_output=True, text=True, timeout=300
+    )
+    assert not done.returncode, done.stderr
+    assert "time of a step on 2 devices against 1" in done.stdout
+
+
 def test_throughput_gives_ratios(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     program = BENCHMARKS / "throughput" / "main.py"

@@ -235,9 +235,13 @@ class Lockstep:
 
     def _update(self, gradients: Sequence[Any]) -> Update:
         update = self._descent.update(gradients)
-        if self._owners and update not in self._placed:
+        if update in self._placed:
+            return update
+        if self._settings.mode == "shared":
+            update.follow()
+        if self._owners:
             update.place(self._owners, self.devices)
-            self._placed.add(update)  # a penalty makes sparse gradients dense, which is another update
+        self._placed.add(update)  # a penalty makes sparse gradients dense, which is another update
         return update
 
     def enter(self) -> None:

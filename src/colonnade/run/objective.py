@@ -166,8 +166,10 @@ def vital(gradient: Any) -> Any:
     if gradient is None:
         return None
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    # Half floats overflow in a sum; their largest value does not.
-    whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+    # Where the gradient is, which may be large: a part of a layer that is split by width.
+    with tf.device(values.device):
+        # Half floats overflow in a sum; their largest value does not.
+        whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
     return tf.cast(whole, tf.float32)
 
 

@@ -40,7 +40,7 @@ def order_for(devices: Sequence[str]) -> Order:
 
 def bucket_for(devices: Sequence[str]) -> int:
     """How large messages should be: joining gradients costs a copy, which only pays on links."""
-    return 4 * 2**20 if hardware.are_cards(devices) else 0
+    return 4 * 2**20 if len(devices) > 1 and hardware.are_cards(devices) else 0
 
 
 def reduce(

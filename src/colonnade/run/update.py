@@ -97,6 +97,12 @@ class Update:
         with tf.init_scope():
             return tf.function(placed, autograph=False).get_concrete_function(*specs)
 
+    def follow(self) -> None:
+        """Put the work for each parameter where the parameter lives, if they live on several devices."""
+        devices = list(dict.fromkeys(p.device for p in self._parameters))
+        if len(devices) > 1:
+            self.place({p.ref(): devices.index(p.device) for p in self._parameters}, devices)
+
     def _handles(self) -> list[Any]:
         return self.concrete.inputs[len(self.concrete.inputs) - len(self.captures) :]
 
