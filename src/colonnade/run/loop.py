@@ -169,7 +169,7 @@ class Stream:
     ) -> None:
         self._loop, self._names, self._keywords = loop, names, keywords
         self._spec = dataset.element_spec
-        self._dataset = dataset.map(_with_size).prefetch(tf.data.AUTOTUNE)
+        self._dataset = _without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
         self._passes, self.begun, self.exact = passes, 0, exact
         self._start: Any = None
         self._size: int = 0
@@ -259,6 +259,20 @@ class Stream:
 
     def close(self) -> None:
         pass
+
+
+def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Without TensorFlow's tuning thread, unless the user asked for it.
+
+    The end of an iterator wakes that thread, but not always; then it waits until the thread wakes by
+    itself, which takes as long again as the iterator has lived, up to a minute. Without it,
+    `AUTOTUNE` means as many as there are threads.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _with_size(*batch: Any) -> tuple[Any, tuple[Any, ...]]:
