@@ -1,6 +1,6 @@
 """One contender in a process of its own: python contender.py MODEL NAME STAGES MICRO_BATCHES SECONDS.
 
-Says `ready`, waits for a line, and prints the seconds of its median and of its fastest step as JSON; a pipeline
+Says `ready`, waits for a line, and prints the seconds of its median and its fastest step as JSON; a pipeline
 adds what its timeline tells. Each virtual device has one thread.
 """
 
@@ -14,10 +14,10 @@ import tensorflow as tf
 
 import colonnade as cn
 
-BATCH = 512
+BATCH = 1024
 
 
-def mlp(num_layers=8, width=1024):
+def mlp(num_layers=12, width=768):
     hidden = [keras.layers.Dense(width, "elu") for _ in range(num_layers - 1)]
     return keras.Sequential([keras.Input([width]), *hidden, keras.layers.Dense(width)]), [BATCH, width]
 
