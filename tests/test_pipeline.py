@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.hardware.placement import short
+from colonnade.run import balance
 from colonnade.run.split import Arguments
 
 # Sums over micro-batches are taken in another order than over the batch: some units in the last place of
@@ -430,6 +431,22 @@ def test_auto_balances_what_was_measured():
     assert pipeline.placement is None
     assert pipeline(tf.ones([64, 512])).shape == (64, 4)
     assert pipeline.placement in ((0, 0, 1, 1), (0, 0, 0, 1))
+
+
+def test_backward_is_measured_too_inside_a_trace(monkeypatch):
+    """Where a function is being traced, no tape records unless it is in another thread."""
+    model = mlp(3)
+    pipeline = cn.Pipeline(model, 2, micro_batches=2)
+    seen = []
+
+    class Work(balance._Work):
+        def __init__(self, *args):
+            super().__init__(*args)
+            seen.append([variable.shape for variable in self.parameters])
+
+    monkeypatch.setattr(balance, "_Work", Work)
+    cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(X, Y)
+    assert seen == [[v.shape for v in layer.trainable_variables] for layer in model.layers]
 
 
 def test_measuring_changes_nothing():

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 import colonnade as cn
 
-BATCH = 512
+BATCH = 1024
 
 
-def mlp(num_layers=8, width=1024):
+def mlp(num_layers=12, width=768):
     hidden = [keras.layers.Dense(width, "elu") for _ in range(num_layers - 1)]
     return keras.Sequential([keras.Input([width]), *hidden, keras.layers.Dense(width)]), [BATCH, width]
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -34,24 +35,35 @@ def measured(
     The inputs are zeros. Variables are read where they are; what a layer changes, it changes in a copy.
     `with_memory` asks for an estimate of the bytes as well, with what `optimizer` keeps.
     """
-    with tf.init_scope():
-        known = tf.nest.map_structure(_zeros, values, expand_composites=True)
-        seconds, works = [], []
-        for i in range(len(layers.names)):
-            stage = layers.stage(i, i + 1)
-            taken = Arguments(([known[key] for key in stage.takes],), {})
-            works.append(_Work(stage, taken, training))
-            time, results = _timed(works[-1], taken, device)
-            known.update(zip(stage.gives, results, strict=True))
-            seconds.append(time)
-        named = zip(layers.names, seconds, strict=True)
-        if not with_memory:
-            return [Layer(name, time) for name, time in named]
-        seen = rehearse([work.play(optimizer) for work in works])
-        return [
-            Layer(name, time, *work.bytes(one))
-            for (name, time), work, one in zip(named, works, seen, strict=True)
-        ]
+    known = tf.nest.map_structure(_shaped, values, expand_composites=True)
+    # A thread of its own knows nothing of the function that is being traced in this one: inside it no
+    # tape would record, not even in an init_scope.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_measured, layers, known, training, device, optimizer, with_memory).result()
+
+
+def _measured(
+    layers: Chain | Network,
+    shapes: dict[Hashable, Any],
+    training: bool | None,
+    device: str,
+    optimizer: Any,
+    with_memory: bool,
+) -> list[Layer]:
+    known = tf.nest.map_structure(_zeros, shapes, expand_composites=True)
+    seconds, works = [], []
+    for i in range(len(layers.names)):
+        stage = layers.stage(i, i + 1)
+        taken = Arguments(([known[key] for key in stage.takes],), {})
+        works.append(_Work(stage, taken, training))
+        time, results = _timed(works[-1], taken, device)
+        known.update(zip(stage.gives, results, strict=True))
+        seconds.append(time)
+    if not with_memory:
+        return [Layer(name, time) for name, time in zip(layers.names, seconds, strict=True)]
+    seen = rehearse([work.play(optimizer) for work in works])
+    costs = [work.bytes(one) for work, one in zip(works, seen, strict=True)]
+    return [Layer(n, t, *cost) for n, t, cost in zip(layers.names, seconds, costs, strict=True)]
 
 
 class _Work(Traced):
@@ -79,8 +91,8 @@ class _Work(Traced):
     def bytes(self, seen: Seen) -> tuple[int, int]:
         """What stays, and what a micro-batch takes besides."""
         gradients = seen.acts[0].after
-        # A new gradient is there beside the sum of those before, or the update is at work.
-        kept = sum(map(size_of, self.variables)) + seen.slots + gradients + max(gradients, seen.update)
+        # A new gradient is there beside the sum of those before it.
+        kept = sum(map(size_of, self.variables)) + seen.slots + 2 * gradients
         return round(HEADROOM * kept), round(HEADROOM * (seen.acts[0].peak - gradients))
 
 
@@ -97,7 +109,11 @@ def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequen
     return min(times[1:]), traced.pack(leaves)["results"]
 
 
+def _shaped(value: Any) -> Any:
+    return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) else value
+
+
 def _zeros(value: Any) -> Any:
-    if not tf.is_tensor(value):
+    if not isinstance(value, tf.TensorSpec):
         return value
     return tf.zeros([size or 1 for size in value.shape], value.dtype)
