@@ -18,7 +18,7 @@ print("tensorflow" in sys.modules, "keras" in sys.modules)
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experiment")
-    done = run([sys.executable, "-c", RUN, str(folder)], timeout=120)
+    done = run([sys.executable, "-c", RUN, str(folder)])
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

@@ -71,7 +71,7 @@ class Design:
     @classmethod
     def quick(cls, data: str = "digits") -> "Design":
         """Enough to see every part of it work, and too little to conclude from."""
-        return cls(data, devices=(1, 6), seeds=2, rates=(0.125, 0.5, 1.0), steps=96, every=16)
+        return cls(data, devices=(1, 6), seeds=2, rates=(0.125, 0.5, 1.0), steps=64, every=16)
 
     def trials(self) -> Iterator[Trial]:
         """All of them; those with the outcome of another come after it."""

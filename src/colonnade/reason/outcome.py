@@ -41,6 +41,14 @@ class Outcome:
 
 def run(trial: Trial, design: Design, images: Images) -> Outcome:
     """Train and test. The same seeds give the same starts and batches to every trial."""
+    from threadpoolctl import threadpool_limits
+
+    # Threads that share out matrices as small as these take four times as long as one thread.
+    with threadpool_limits(1):
+        return _run(trial, design, images)
+
+
+def _run(trial: Trial, design: Design, images: Images) -> Outcome:
     net = Perceptron(images.train[0].shape[1], design.hidden, int(images.train[1].max()) + 1)
     rngs = [np.random.default_rng(seed) for seed in range(design.seeds)]
     starts = np.stack([net.start(rng) for rng in rngs])

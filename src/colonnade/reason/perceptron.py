@@ -39,18 +39,15 @@ class Perceptron:
 
     def views(self, parameters: Array) -> tuple[Array, Array, Array, Array]:
         """Kernel, bias, kernel, bias; to write to them is to write to the vector."""
-        shapes = [
-            (self.inputs, self.hidden),
-            (1, self.hidden),
-            (self.hidden, self.classes),
-            (1, self.classes),
-        ]
-        ends = np.cumsum([rows * columns for rows, columns in shapes])
-        pieces = np.split(parameters, ends[:-1], axis=-1)
-        first, bias, second, last = (
-            piece.reshape(*parameters.shape[:-1], *shape) for piece, shape in zip(pieces, shapes, strict=True)
-        )
+        first, start = self._view(parameters, 0, self.inputs, self.hidden)
+        bias, start = self._view(parameters, start, 1, self.hidden)
+        second, start = self._view(parameters, start, self.hidden, self.classes)
+        last, _ = self._view(parameters, start, 1, self.classes)
         return first, bias, second, last
+
+    def _view(self, parameters: Array, start: int, rows: int, columns: int) -> tuple[Array, int]:
+        end = start + rows * columns
+        return parameters[..., start:end].reshape(*parameters.shape[:-1], rows, columns), end
 
     def logits(self, parameters: Array, images: Array) -> Array:
         return self._forward(parameters, images)[1]

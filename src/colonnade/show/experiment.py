@@ -1,6 +1,7 @@
 """`colonnade experiment`: run it, or go on with it, and show what came of it."""
 
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -84,12 +85,10 @@ def _fill(console: Console, notebook: Notebook) -> None:
 def _check_packages() -> None:
     """Before minutes of work, and not after them."""
     try:
-        import jinja2
-        import matplotlib
-
-        assert jinja2, matplotlib
+        for package in ("jinja2", "matplotlib", "threadpoolctl"):
+            import_module(package)
     except ModuleNotFoundError as missing:
         raise ColonnadeError(
-            f"The experiment draws its page with {missing.name}, which is not installed. "
+            f"The experiment needs {missing.name}, which is not installed. "
             "Install what it needs: pip install 'colonnade[experiment]'"
         ) from None
