@@ -41,6 +41,7 @@ class Desk:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
+        self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
 
     def read(self, device: int) -> list[Any]:
         """The parameters, as soon as the device may read them."""
@@ -74,9 +75,7 @@ class Desk:
         with self._turn:
             if healthy:
                 age = self.ledger.applied(device)
-                found = compute.push(
-                    tf.constant(step.pace, tf.int64), tf.constant(age, tf.int64), *compute.gradient(results)
-                )
+                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
             else:
                 self.ledger.left_out(device)
             if more and not self._line and self.ledger.may_read():
@@ -84,8 +83,14 @@ class Desk:
                 found = found or self._shared.look()
             else:
                 found = None
-            self._turn.notify_all()
+            if self._line:
+                self._turn.notify_all()
         return Finished(piece, device, told, age, compute.packed(results)), found
+
+    def _tensor(self, age: int) -> Any:
+        if age not in self._whole:
+            self._whole[age] = tf.constant(age, tf.int64)
+        return self._whole[age]
 
     def go(self, device: int) -> None:
         """The device makes no other update: nobody waits for the one that it read for."""
@@ -101,7 +106,9 @@ class Threads:
     def __init__(self, shared: Shared) -> None:
         self._shared, self._desk = shared, Desk(shared)
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
-        self._results: SimpleQueue[Finished | BaseException] = SimpleQueue()
+        self._results: deque[Finished | BaseException] = deque()
+        # Rung when a step is complete, and not for every slice: waking up the main thread takes time.
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._under_way = 0
         self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
         self._threads = [
@@ -120,23 +127,26 @@ class Threads:
         self._under_way += 1
         self._queue.put(piece)
 
-    def next(self) -> Finished | BaseException | None:
-        """The next slice that is finished, or what went wrong; None if nothing is under way."""
-        if not self._under_way:
-            return None
-        self._under_way -= 1
-        return self._results.get()
+    def next(self) -> list[Finished | BaseException]:
+        """What was finished meanwhile, or what went wrong; nothing if nothing is under way."""
+        found: list[Finished | BaseException] = []
+        while self._under_way and not found:
+            self._bell.get()  # which may have been rung for what was taken before
+            found = self._taken()
+        if any(isinstance(result, BaseException) for result in found):
+            self._end()  # steps before the one that failed are completed
+            found += self._taken()
+        return found
+
+    def _taken(self) -> list[Finished | BaseException]:
+        found = [self._results.popleft() for _ in range(len(self._results))]
+        self._under_way -= len(found)
+        return found
 
     def stop(self) -> None:
         """Take no other slice, and wait for those that are being computed."""
         self._until = 0
         self._end()
-
-    def rest(self) -> list[Finished]:
-        """After an error: what else was finished. Steps before the one that failed are completed."""
-        self._end()
-        found = [self._results.get() for _ in range(self._results.qsize())]
-        return [result for result in found if isinstance(result, Finished)]
 
     def _end(self) -> None:
         for _ in self._threads:
@@ -152,13 +162,16 @@ class Threads:
                 parameters = parameters or self._desk.read(device)
                 following = self._following()
                 found, parameters = self._desk.work(device, piece, parameters, more=following is not None)
-                self._results.put(found)
+                self._results.append(found)
+                if next(piece.tally.finished) == len(piece.tally.sliced.counts):
+                    self._bell.put(None)
                 piece = following or self._queue.get()
         except BaseException as error:
             assert piece is not None
             with self._shared.turn:
                 self._until = min(self._until, piece.tally.number)
-            self._results.put(named(error, self._shared.devices[device], piece.tally.number))
+            self._results.append(named(error, self._shared.devices[device], piece.tally.number))
+            self._bell.put(None)
         finally:
             self._desk.go(device)
 
@@ -189,13 +202,13 @@ class InOrder:
     def give(self, piece: Piece) -> None:
         self._queue.append(piece)
 
-    def next(self) -> Finished | BaseException | None:
+    def next(self) -> list[Finished | BaseException]:
         """Make events up to the next update."""
         assert self._shared.order is not None
         while self._queue or self._held:
             event = next(self._shared.order, None)
             if problem := self._problem(event):
-                return InvalidArgument("Asynchronous()", [problem])
+                return [InvalidArgument("Asynchronous()", [problem])]
             assert event is not None
             kind, device = event
             if kind == "read" and self._queue:
@@ -203,10 +216,10 @@ class InOrder:
             elif kind == "apply" and device in self._held:
                 piece, parameters = self._held.pop(device)
                 try:
-                    return self._desk.work(device, piece, parameters)[0]
+                    return [self._desk.work(device, piece, parameters)[0]]
                 except BaseException as error:
-                    return named(error, self._shared.devices[device], piece.tally.number)
-        return None
+                    return [named(error, self._shared.devices[device], piece.tally.number)]
+        return []
 
     def _problem(self, event: Event | None) -> Problem | None:
         fix = "Take colonnade.reason.staleness.race(seconds, max_staleness)"
@@ -221,10 +234,6 @@ class InOrder:
         if kind == "read" and self._queue and not self._desk.ledger.may_read():
             return Problem("order", event, "comes where max_staleness lets the device wait", fix)
         return None
-
-    def rest(self) -> list[Finished]:
-        """Nothing is under way but what the order has not come to."""
-        return []
 
     def stop(self) -> None:
         self._queue.clear()

@@ -144,10 +144,14 @@ class Descent:
 
     def watched(self, shares: Sequence[Share], losses: Any) -> Any:
         """A row per replica of what must be finite: its loss, and a number for each of its gradients."""
-        if hasattr(self.optimizer, "dynamic_scale"):  # loss scaling looks for infinities itself
-            return losses[:, None]
-        health = tf.stack([share.health for share in shares])
+        health = tf.stack([self.health(share) for share in shares])
         return tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
+
+    def health(self, share: Share) -> Any:
+        """A number for each gradient that must be finite."""
+        if hasattr(self.optimizer, "dynamic_scale"):  # loss scaling looks for infinities itself
+            return tf.zeros([0])
+        return share.health
 
     def guarded(self, watched: Any, write: Callable[[], Any], undo: Callable[[], Any] | None) -> Any:
         """Write, unless something is not finite: 1 if the update was left out, else 0.

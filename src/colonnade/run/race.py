@@ -98,6 +98,7 @@ class Run:
     def __init__(self, race: Race, batches: Iterator[tuple[Sliced, Sequence[Any]]]) -> None:
         self._race, self._engine, self._batches = race, race.engine, batches
         self._open: deque[Tally] = deque()  # steps that were begun, in order
+        self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
@@ -114,7 +115,7 @@ class Run:
     def settle(self) -> Chunk | None:
         """Complete what was begun, and begin nothing."""
         start = time.perf_counter()
-        tallies = self.complete(len(self._open), begin=False)
+        tallies = self.complete(len(self._complete) + len(self._open), begin=False)
         return self._chunk(tallies, time.perf_counter() - start)
 
     def close(self) -> None:
@@ -122,28 +123,20 @@ class Run:
 
     def complete(self, steps: int, *, begin: bool = True) -> list[Tally]:
         """So many steps that are complete, in order."""
-        while self._finished() < steps and self._error is None:
+        while len(self._complete) < steps and self._error is None:
             if begin:
                 self._feed()
             found = self._crew.next()
-            if found is None:
+            if not found:
                 break
-            if isinstance(found, BaseException):
-                self._error = found
-                for other in self._crew.rest():
-                    self._note(other)
-            else:
-                self._note(found)
-        tallies = [self._open.popleft() for _ in range(min(steps, self._finished()))]
+            for result in found:
+                self._note(result)
+        tallies = [self._complete.popleft() for _ in range(min(steps, len(self._complete)))]
         self._engine.steps += sum(tally.updates > 0 for tally in tallies)
         self._engine.made += len(tallies)
         if not tallies and self._error is not None:
             raise self._error
         return tallies
-
-    def _finished(self) -> int:
-        """How many of the open steps are complete, from the first on."""
-        return next((i for i, tally in enumerate(self._open) if not tally.complete), len(self._open))
 
     def _feed(self) -> None:
         """Keep slices in the queue: enough for every device to go on while another batch is cut."""
@@ -152,17 +145,23 @@ class Run:
             if found is None:
                 return
             sliced, tensors = found
-            begun = len(self._open)
-            tally = Tally(self._engine.made + begun + 1, self._engine.steps + begun, sliced)
+            begun = len(self._complete) + len(self._open)
+            pace = tf.constant(self._engine.steps + begun, tf.int64)
+            tally = Tally(self._engine.made + begun + 1, pace, sliced)
             self._open.append(tally)
             flat = sliced.cut(*tensors)
             each = len(flat) // len(sliced.counts)
             for i in range(len(sliced.counts)):
                 self._crew.give(Piece(tally, i, flat[i * each : (i + 1) * each]))
 
-    def _note(self, found: Finished) -> None:
+    def _note(self, found: Finished | BaseException) -> None:
+        if isinstance(found, BaseException):
+            self._error = self._error or found
+            return
         found.piece.tally.note(found)
         self._latest[found.device] = found.loss
+        while self._open and self._open[0].complete:
+            self._complete.append(self._open.popleft())
 
     def _chunk(self, tallies: Sequence[Tally], seconds: float) -> Chunk | None:
         if not tallies:

@@ -73,7 +73,7 @@ class Stale:
         self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, sync.max_staleness
         self.order = None if sync.order is None else iter(sync.order)
         # Held by whoever reads or updates the parameters; devices that must not read yet wait for it.
-        self.turn = threading.Condition()
+        self.turn = threading.Condition(threading.Lock())
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = sync.damping
@@ -177,7 +177,8 @@ class Stale:
 
     def _told(self, i: int, share: Share, count: int) -> tuple[Any, list[Any]]:
         """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
-        amount = tf.cast(count if share.weight is None else share.weight, tf.float64)
+        dtype = tf.float64 if share.loss.dtype == tf.float64 else tf.float32
+        amount = tf.constant(count, dtype) if share.weight is None else tf.cast(share.weight, dtype)
 
         def mean(value: Any) -> Any:
             if share.weight is None:  # it is divided already
@@ -193,9 +194,9 @@ class Stale:
             lambda captures: self._bindings(i, captures),
         )
         metrics = [mean(value) for value in share.metrics.values()]
-        told = [tf.cast(value, tf.float64) for value in (amount, loss, *metrics)]
-        watched = tf.cast(self._descent.watched([share], own[None])[0], tf.float64)
-        return tf.concat([tf.stack(told), watched], axis=0), gradients
+        told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
+        health = self._descent.health(share)
+        return tf.concat([tf.stack(told), tf.cast(health, dtype)], axis=0), gradients
 
     def _push(self, specs: Sequence[Any]) -> Call:
         """Apply a gradient, then read the parameters: (global step, age, gradient) -> parameters."""

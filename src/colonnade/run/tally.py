@@ -1,8 +1,9 @@
 """A step whose slices are computed one by one: how each is computed, and what they add up to."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,14 @@ class Tally:
     """A global step on its way: what its slices have told so far."""
 
     number: int
-    pace: int  # the step by which a schedule goes
+    pace: Any  # the step by which a schedule goes, as a tensor
     sliced: Sliced
     told: dict[int, Any] = field(default_factory=dict)  # by position in the batch
     outputs: dict[int, Any] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)  # by device
     ages: Counter[int] = field(default_factory=Counter)
+    # Counts slices where they are finished: a step of an iterator is never cut in two.
+    finished: Iterator[int] = field(default_factory=lambda: count(1))
 
     def note(self, found: "Finished") -> None:
         self.told[found.piece.position] = found.told
