@@ -461,8 +461,8 @@ def test_g1_every_mode_reaches_the_same_accuracy_on_digits():
     x, y = (digits.data / 16).astype("float32"), digits.target
     modes = {
         "synchronous": (cn.Synchronous(), 0.5),
-        "asynchronous": (cn.Asynchronous(), 0.2),
-        "staleness 1": (cn.Asynchronous(max_staleness=1), 0.2),
+        "asynchronous": (cn.Asynchronous(), 0.1),
+        "staleness 1": (cn.Asynchronous(max_staleness=1), 0.1),
         "local": (cn.LocalSGD(8), 0.5),
         "diloco": (cn.DiLoCo(16), 0.2),
         "elastic": (cn.Elastic(4, 0.2), 0.5),
@@ -477,9 +477,9 @@ def test_g1_every_mode_reaches_the_same_accuracy_on_digits():
             return losses, {"accuracy": keras.metrics.sparse_categorical_accuracy(y, logits)}
 
         trainer = cn.Trainer(loss, keras.optimizers.SGD(rate), devices=4, sync=sync)
-        history = trainer.fit((x[:1440], y[:1440]), batch_size=48, steps=200, progress=False)
+        history = trainer.fit((x[:1440], y[:1440]), batch_size=48, steps=300, progress=False)
         tested = trainer.evaluate((x[1440:], y[1440:]), batch_size=100)
-        assert tested.metrics["accuracy"] > 0.85, name
+        assert tested.metrics["accuracy"] > 0.85, (name, tested, history.records[-1])
         assert bool(history.records[-1].staleness) == isinstance(sync, cn.Asynchronous)
 
 
