@@ -34,3 +34,15 @@ def test_throughput_gives_ratios(tmp_path: Path) -> None:
     assert all(figures[0]["step"] > 0 and figures[0]["first"] > 0 for figures in rounds.values())
     for text in ("2 devices against mirrored: polynomial", "2 devices against single: geometric mean"):
         assert text in done.stdout
+
+
+def test_modes_gives_ratios() -> None:
+    program = BENCHMARKS / "modes" / "main.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "--quick", "--tasks", "weight"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert not done.returncode, done.stderr
+    assert "one weight: time for 3000 asynchronous updates" in done.stdout

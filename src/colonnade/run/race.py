@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from colonnade.run.crew import InOrder, Shared, Threads
 from colonnade.run.engine import Chunk, Outcome, Then
-from colonnade.run.split import Arguments, flatten
+from colonnade.run.source import Cutter
+from colonnade.run.split import Arguments
 from colonnade.run.tally import Finished, Piece, Sliced, Tally
 
 
@@ -33,13 +34,17 @@ class Race:
     def __init__(self, engine: Engine, then: Then) -> None:
         self.engine, self._then = engine, then
         self._sliced: dict[Any, Sliced] = {}
+        self._cutters: dict[Any, Cutter] = {}
         self.rows = 0  # of the batch at hand
         self.preparing = 0.0  # seconds
 
     def once(self, arguments: Arguments) -> Any:
         """One global batch, to the end; what `then` makes of it."""
         sliced = self._of(arguments)
-        run = Run(self, iter([(sliced, arguments.components())]))
+        flat = sliced.cut(*arguments.components())
+        each = len(flat) // len(sliced.counts)
+        pieces = [flat[i * each : (i + 1) * each] for i in range(len(sliced.counts))]
+        run = Run(self, iter([(sliced, pieces)]))
         try:
             (tally,) = run.complete(1)
         finally:
@@ -76,26 +81,27 @@ class Race:
 
     def _batches(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
-    ) -> Iterator[tuple[Sliced, Sequence[Any]]]:
-        known: dict[Any, Sliced] = {}  # by shapes alone, which takes less time than a key
-        for element in dataset.prefetch(tf.data.AUTOTUNE):
-            leaves = [leaf for _, leaf in flatten(element)]
-            plain = all(isinstance(leaf, tf.Tensor) for leaf in leaves)
-            shapes = tuple(tuple(leaf.shape) for leaf in leaves) if plain else None
-            if shapes is not None and shapes in known:
-                yield known[shapes], leaves
-                continue
-            arguments = Arguments(element, keywords, names)
-            sliced = self._of(arguments)
-            if shapes is not None:
-                known[shapes] = sliced
-            yield sliced, arguments.components()
+    ) -> Iterator[tuple[Sliced, Sequence[Sequence[Any]]]]:
+        spec = dataset.element_spec
+        key = (str(spec), tuple(keywords.items()))
+        if key not in self._cutters:
+            self._cutters[key] = Cutter(spec, names, keywords, self.engine.devices)
+        cutter = self._cutters[key]
+        static = all(leaf.shape[1:].is_fully_defined() for leaf in tf.nest.flatten(spec))
+        known: dict[int, Sliced] = {}  # by the rows of a batch, which takes less time than a key
+        for rows, pieces in cutter.slices(dataset):
+            sliced = known.get(rows)
+            if sliced is None:
+                sliced = self._of(cutter.like(rows, pieces[0]))
+                if static:
+                    known[rows] = sliced
+            yield sliced, pieces
 
 
 class Run:
     """Batches on their way through the devices."""
 
-    def __init__(self, race: Race, batches: Iterator[tuple[Sliced, Sequence[Any]]]) -> None:
+    def __init__(self, race: Race, batches: Iterator[tuple[Sliced, Sequence[Sequence[Any]]]]) -> None:
         self._race, self._engine, self._batches = race, race.engine, batches
         self._open: deque[Tally] = deque()  # steps that were begun, in order
         self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
@@ -144,15 +150,13 @@ class Run:
             found = next(self._batches, None)
             if found is None:
                 return
-            sliced, tensors = found
+            sliced, pieces = found
             begun = len(self._complete) + len(self._open)
             pace = tf.constant(self._engine.steps + begun, tf.int64)
             tally = Tally(self._engine.made + begun + 1, pace, sliced)
             self._open.append(tally)
-            flat = sliced.cut(*tensors)
-            each = len(flat) // len(sliced.counts)
-            for i in range(len(sliced.counts)):
-                self._crew.give(Piece(tally, i, flat[i * each : (i + 1) * each]))
+            for i, tensors in enumerate(pieces):
+                self._crew.give(Piece(tally, i, tensors))
 
     def _note(self, found: Finished | BaseException) -> None:
         if isinstance(found, BaseException):

@@ -193,14 +193,17 @@ class Arguments:
             if size == 0:
                 yield Problem(leaf.path, tuple(leaf.value.shape), "has no rows", "Pass at least one example")
 
-    def counts(self, num_parts: int) -> list[Any]:
-        """Sizes of the slices where the first dim is known only when the graph runs."""
+    def counts(self, num_parts: int, *, empty: bool = False) -> list[Any]:
+        """Sizes of the slices where the first dim is known only when the graph runs.
+
+        With `empty`, those at the end may be 0.
+        """
         first, *others = self.split
         total = _rows(first.value)
         needed = "needs a static batch dim: set the shape of"
         fix = f"a batch smaller than {num_parts} devices {needed} {first.path}"
         rule = "has another number of rows than"
-        checks = [tf.debugging.assert_greater_equal(total, num_parts, fix)] + [
+        checks = [tf.debugging.assert_greater_equal(total, 1 if empty else num_parts, fix)] + [
             tf.debugging.assert_equal(_rows(leaf.value), total, f"{leaf.path} {rule} {first.path}")
             for leaf in others
         ]
