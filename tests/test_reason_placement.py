@@ -24,7 +24,7 @@ def tasks(draw):
     n = draw(st.integers(1, 7))
     stages = draw(st.integers(1, n))
     number = st.integers(0, 9)
-    layers = [Layer(str(i), draw(number), draw(number), draw(number)) for i in range(n)]
+    layers = [Layer(str(i), *(draw(number) for _ in range(4))) for i in range(n)]
     rooms = [
         Room(str(k), draw(st.none() | st.integers(5, 40)), draw(st.integers(1, 3))) for k in range(stages)
     ]
@@ -65,7 +65,7 @@ def test_what_fits_nowhere_is_told_with_numbers_and_a_way_out():
     rooms = [Room("CPU:0", 7 * MIB, alive=2), Room("CPU:1", 7 * MIB)]
     assert place(layers, rooms) is None
     said = "\n".join(map(str, misfits(layers, rooms)))
-    assert "a='4.0 MiB': needs 3.0 MiB and 1.0 MiB per micro-batch (an estimate); fits alone on" in said
+    assert "layer='a': needs 3.0 MiB, 1.0 MiB per micro-batch and 0.0 MiB at work (an estimate); fits" in said
     assert "CPU:0 7.0 MiB, CPU:1 7.0 MiB" in said
     assert "raise the limit to 8.0 MiB on each device, or take 3 devices, or take more micro-batches" in said
 

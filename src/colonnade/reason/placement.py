@@ -15,12 +15,13 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer costs: time for one micro-batch, bytes that stay, bytes for each micro-batch."""
+    """What a layer costs: time for one micro-batch, and bytes."""
 
     name: str
     seconds: float
     kept: int = 0  # parameters, their gradients and what the optimizer adds
-    activations: int = 0  # of one micro-batch
+    activations: int = 0  # of one micro-batch, until it comes back
+    working: int = 0  # more, while the layer is at work
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Room:
     alive: int = 1
 
     def needs(self, layers: Sequence[Layer]) -> int:
-        return sum(layer.kept + self.alive * layer.activations for layer in layers)
+        held = sum(layer.kept + self.alive * layer.activations for layer in layers)
+        return held + max((layer.working for layer in layers), default=0)
 
     def fits(self, layers: Sequence[Layer]) -> bool:
         return self.limit is None or self.needs(layers) <= self.limit
@@ -70,10 +72,11 @@ def least_limit(layers: Sequence[Layer], rooms: Sequence[Room]) -> int:
 def misfits(layers: Sequence[Layer], rooms: Sequence[Room]) -> Iterator[Problem]:
     """Why layers fit nowhere: what each needs, what each device has, what would make it fit."""
     for layer in layers:
-        needed = f"needs {_mib(layer.kept)} and {_mib(layer.activations)} per micro-batch (an estimate)"
+        each = f"{_mib(layer.activations)} per micro-batch"
+        needed = f"needs {_mib(layer.kept)}, {each} and {_mib(layer.working)} at work (an estimate)"
         alone = [room for room in rooms if room.fits([layer])]
         where = f"fits alone on {', '.join(r.device for r in alone)}" if alone else "fits on no device"
-        yield Problem(layer.name, _mib(layer.kept + layer.activations), f"{needed}; {where}", "See below")
+        yield Problem("layer", layer.name, f"{needed}; {where}", "See below")
     have = ", ".join(f"{room.device} {_mib(room.limit)}" for room in rooms if room.limit is not None)
     rule = f"no cut between layers fits the limits ({have})"
     yield Problem("devices", len(rooms), rule, _remedy(layers, rooms))

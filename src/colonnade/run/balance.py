@@ -10,7 +10,8 @@ import tensorflow as tf
 from colonnade.reason.placement import Layer
 from colonnade.run.footprint import play_of, size_of
 from colonnade.run.layers import Chain, Network, Stage
-from colonnade.run.rehearsal import Play, Seen, rehearse
+from colonnade.run.legs import Legs
+from colonnade.run.rehearsal import Act, Play, Seen, rehearse
 from colonnade.run.residence import Residence
 from colonnade.run.split import Arguments
 from colonnade.run.trace import Traced
@@ -67,33 +68,43 @@ def _measured(
 
 
 class _Work(Traced):
-    """A layer traced with its gradient."""
+    """A layer traced with its gradient, as a pipeline of one stage."""
 
     def __init__(self, stage: Stage, taken: Arguments, training: bool | None) -> None:
         self.parameters: list[tf.Variable] = []
 
         def both(values):  # type: ignore[no-untyped-def]
+            crossings = self._exchange.crossings
+            crossings.enter(stage.name, 1)
             with tf.GradientTape() as tape:
                 smooth = [v for v in tf.nest.flatten(values) if v.dtype.is_floating]
                 tape.watch(smooth)
                 results = stage.call(values, training)
                 ends = [t for t in tf.nest.flatten(results) if t.dtype.is_floating]
+                total = crossings.turn(
+                    tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
+                )
             self.parameters = list(tape.watched_variables())
-            found = tape.gradient(ends, [*smooth, *self.parameters])
+            found = tape.gradient(total, [*smooth, *self.parameters])
             return {"results": results, "inputs": found[: len(smooth)], "gradients": found[len(smooth) :]}
 
         super().__init__(both, taken)
 
     def play(self, optimizer: Any) -> Play:
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
-        return play_of(self, self.parameters, gradients, optimizer)
+        parts = Legs(self, 1).parts.values()
+        acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
+        return play_of(self, self.parameters, gradients, optimizer, acts)
 
-    def bytes(self, seen: Seen) -> tuple[int, int]:
-        """What stays, and what a micro-batch takes besides."""
-        gradients = seen.acts[0].after
+    def bytes(self, seen: Seen) -> tuple[int, int, int]:
+        """What stays, what a micro-batch leaves until it comes back, and what work takes besides."""
+        there, back = seen.acts[0], seen.acts[-1]
+        gradients = sum(map(size_of, self.parameters))
+        left = max(0, there.after - there.before) if len(seen.acts) > 1 else 0
         # A new gradient is there beside the sum of those before it.
         kept = sum(map(size_of, self.variables)) + seen.slots + 2 * gradients
-        return round(HEADROOM * kept), round(HEADROOM * (seen.acts[0].peak - gradients))
+        working = max(there.peak - there.before - left, back.peak - back.before - gradients, 0)
+        return round(HEADROOM * kept), round(HEADROOM * left), round(HEADROOM * working)
 
 
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
