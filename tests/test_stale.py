@@ -330,6 +330,14 @@ def test_a_callback_that_raises_ends_the_fit():
     trainer.train_on_batch(X, Y)
 
 
+def test_training_inside_a_callback_is_refused():
+    _, trainer = linear(cn.Asynchronous())
+    with pytest.raises(cn.InvalidArgument, match="while the devices are at work"):
+        trainer.fit(
+            batches(9), log_every=4, callbacks=[lambda _: trainer.train_on_batch(X, Y)], progress=False
+        )
+
+
 def test_the_ages_of_gradients_are_written(tmp_path):
     _, trainer = linear(cn.Asynchronous(order=race([1.0] * 3)))
     history = trainer.fit(batches(20), log_every=10, logdir=tmp_path, progress=False)

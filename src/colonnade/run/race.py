@@ -3,7 +3,6 @@
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -24,8 +23,11 @@ class Engine(Shared, Protocol):
     def prepare(self, batch: Arguments) -> Sliced:
         """All that is needed for batches like this one."""
 
-    def running(self) -> AbstractContextManager[None]:
-        """Around the time in which devices work."""
+    def begin(self) -> None:
+        """Devices are about to work."""
+
+    def end(self) -> None:
+        """Devices take no other slice."""
 
 
 class Race:
@@ -107,10 +109,8 @@ class Run:
         self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
+        self._engine.begin()
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
-        self._stack = ExitStack()
-        self._stack.callback(self._crew.stop)
-        self._stack.enter_context(self._engine.running())
 
     def take(self, steps: int) -> Chunk | None:
         """So many steps, with all their slices; fewer at the end of the data or before an error."""
@@ -125,7 +125,8 @@ class Run:
         return self._chunk(tallies, time.perf_counter() - start)
 
     def close(self) -> None:
-        self._stack.close()
+        self._engine.end()
+        self._crew.stop()
 
     def complete(self, steps: int, *, begin: bool = True) -> list[Tally]:
         """So many steps that are complete, in order."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from colonnade.errors import NotFinite, Problem, check
+from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
 from colonnade.run.descent import Descent, components, divided, gradient_specs
@@ -238,15 +238,17 @@ class Stale:
     def not_finite(self, i: int, step: int, watched: Any) -> NotFinite:
         return self._descent.not_finite(self.devices[i], step, watched)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around the time in which devices work."""
+    def begin(self) -> None:
+        """Devices are about to work."""
+        if self._running:
+            rule, fix = "trains while the devices are at work for a fit", "Train when fit has returned"
+            raise InvalidArgument("fit()", [Problem("callbacks", "a callback", rule, fix)])
         self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
-            self._go_on()
+
+    def end(self) -> None:
+        """Devices take no other slice."""
+        self._running = False
+        self._go_on()
 
     def leave(self) -> None:
         """The user's variables show what was reached; while devices work, no update is made until `enter`."""
