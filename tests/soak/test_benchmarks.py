@@ -14,7 +14,7 @@ def test_width_gives_a_ratio() -> None:
         [sys.executable, str(program), "--quick"], capture_output=True, text=True, timeout=300
     )
     assert not done.returncode, done.stderr
-    assert "time of a step on 2 devices against 1" in done.stdout
+    assert "a step on two devices against one device" in done.stdout
 
 
 def test_throughput_gives_ratios(tmp_path: Path) -> None:
