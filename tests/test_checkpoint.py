@@ -452,7 +452,10 @@ def test_a_second_launch_is_refused(killed):
 
 
 def test_no_pickle_anywhere():
-    assert [path for path in (ROOT / "src").rglob("*.py") if "pickle" in path.read_text()] == []
+    sources = {
+        path: path.read_text().replace("allow_pickle=False", "") for path in (ROOT / "src").rglob("*.py")
+    }
+    assert [path for path, text in sources.items() if "pickle" in text] == []
 
 
 def test_ctrl_c_at_a_prompt_returns(tmp_path):

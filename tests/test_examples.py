@@ -82,7 +82,7 @@ def test_04_cifar_towers_with_files(tmp_path):
             b"labels": rng.integers(0, 10, 50).tolist(),
         }
         (tmp_path / name).write_bytes(pickle.dumps(batch))
-    after = output("04_cifar_towers", "after", str(tmp_path), "--steps", "2")
+    after = output("04_cifar_towers", "after", str(tmp_path), "--steps", "6")
     (accuracy,) = last(after, r"test accuracy ([\d.]+)")
     assert round(accuracy * 50) == pytest.approx(accuracy * 50)  # the 50 images of test_batch
 

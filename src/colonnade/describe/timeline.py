@@ -34,6 +34,7 @@ class Timeline:
     """Events in the order of their start.
 
     Example:
+        >>> from colonnade.describe.timeline import Event, Timeline
         >>> work = [Event("CPU:0", 0.0, 2.0, "forward"), Event("CPU:1", 1.0, 3.0, "forward")]
         >>> timeline = Timeline.of(work)
         >>> timeline.span, timeline.busy("CPU:0"), timeline.overlap
@@ -92,6 +93,7 @@ class Timeline:
     def from_json(cls, text: str) -> "Timeline":
         """What `to_json` wrote.
 
+        >>> from colonnade.describe.timeline import Event, Timeline
         >>> timeline = Timeline.of([Event("CPU:0", 0.0, 1.5, "forward", stage=0, micro_batch=3)])
         >>> Timeline.from_json(timeline.to_json()) == timeline
         True

@@ -22,7 +22,7 @@ class Checkpoint:
             the batches that were seen again; `restart` begins with the first batch.
 
     Example:
-        >>> import colonnade as cn, keras, tempfile
+        >>> import colonnade as cn, keras, tempfile, tensorflow as tf
         >>> folder = tempfile.mkdtemp()
         >>> x = tf.constant([[1.0], [2.0], [3.0]])
         >>> def run(steps):

@@ -38,7 +38,7 @@ def memory(
         A `Memory`: a line per device. `print` it for a table.
 
     Example:
-        >>> import colonnade as cn, keras
+        >>> import colonnade as cn, keras, tensorflow as tf
         >>> model = keras.Sequential([keras.Input([64]), keras.layers.Dense(256), keras.layers.Dense(1)])
         >>> estimate = cn.memory(model, tf.ones([32, 64]), optimizer=keras.optimizers.Adam())
         >>> device = estimate.devices[0]

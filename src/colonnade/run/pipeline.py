@@ -44,7 +44,7 @@ class Pipeline:
         tied: variables or layers that several stages use.
 
     Example:
-        >>> import colonnade as cn, keras
+        >>> import colonnade as cn, keras, tensorflow as tf
         >>> model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
         >>> pipeline = cn.Pipeline(model, devices=2, micro_batches=4)
         >>> pipeline(tf.ones([10, 3])).shape
@@ -95,7 +95,7 @@ class Pipeline:
     def counts(self, total: int) -> list[tuple[int, ...]]:
         """For each pipeline that has work, the sizes of the micro-batches of a batch of `total` examples.
 
-        >>> import colonnade as cn
+        >>> import colonnade as cn, tensorflow as tf
         >>> cn.Pipeline([tf.identity], [[0], [1]], micro_batches=2).counts(7)
         [(2, 2), (2, 1)]
         """
@@ -281,7 +281,7 @@ class Pipeline:
         on a card yet.
 
         Example:
-            >>> import colonnade as cn, keras
+            >>> import colonnade as cn, keras, tensorflow as tf
             >>> pipeline = cn.Pipeline([keras.layers.Dense(4), keras.layers.Dense(1)], 2, micro_batches=3)
             >>> loss = lambda x: tf.squeeze(pipeline(x), axis=1) ** 2
             >>> trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=pipeline)
