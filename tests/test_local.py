@@ -425,10 +425,3 @@ def test_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, sync, first):
     with pytest.warns(UserWarning, match="Saved on 2 devices, it goes on on 3"):
         other = trained(16, devices=3, checkpoint=checkpoint)
     assert other.step == 16
-
-
-def test_asynchronous_training_has_no_checkpoints(tmp_path):
-    w = tf.Variable([1.0])
-    trainer = cn.Trainer(lambda x: x * w, keras.optimizers.SGD(0.1), devices=2, sync=cn.Asynchronous())
-    with pytest.raises(cn.InvalidArgument, match="cannot be kept in Asynchronous training"):
-        trainer.fit((np.ones(8, "float32"),), batch_size=4, checkpoint=cn.Checkpoint(tmp_path))

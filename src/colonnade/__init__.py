@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from colonnade.run import width
     from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
-    from colonnade.run.local import DiLoCo, Elastic, LocalSGD
+    from colonnade.run.history import History, Record
     from colonnade.run.lockstep import Synchronous
     from colonnade.run.memory import memory
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
+    from colonnade.run.periodic import DiLoCo, Elastic, LocalSGD
     from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
     from colonnade.run.stale import Asynchronous
-    from colonnade.run.trainer import History, Record, Trainer
+    from colonnade.run.trainer import Trainer
     from colonnade.run.verify import Report, verify
     from colonnade.show.timeline import draw
 
@@ -83,13 +84,13 @@ __all__ = [
 _HOME = {
     "Asynchronous": "run.stale",
     "Checkpoint": "run.checkpoint",
-    "DiLoCo": "run.local",
-    "Elastic": "run.local",
-    "History": "run.trainer",
-    "LocalSGD": "run.local",
+    "DiLoCo": "run.periodic",
+    "Elastic": "run.periodic",
+    "History": "run.history",
+    "LocalSGD": "run.periodic",
     "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
-    "Record": "run.trainer",
+    "Record": "run.history",
     "Report": "run.verify",
     "Synchronous": "run.lockstep",
     "Timeline": "describe.timeline",

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
+from colonnade.run.batches import Batches
 from colonnade.run.reduce import Order, order_for
 from colonnade.run.residence import MODES
 from colonnade.run.split import Arguments
@@ -70,7 +71,14 @@ Then = Callable[[Outcome, Arguments], Any]
 
 
 class Stream(Protocol):
-    """The batches of one fit, taken some steps at a time."""
+    """Steps on the batches of one fit, taken some at a time."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is under way beyond the steps that were taken."""
+
+    def hold(self, steps: int) -> None:
+        """Begin no more than so many steps beyond those that were taken, until told otherwise."""
 
     def take(self, steps: int) -> Chunk | None:
         """Up to so many steps; None at the end of the data."""
@@ -98,6 +106,9 @@ class Steps(Protocol):
         limit: int | None = None,
     ) -> Stream:
         """Steps on batch after batch, at most `limit` of them."""
+
+    def along(self, batches: Batches) -> Stream:
+        """The same, on batches of which the place in the data can be told wherever the stream rests."""
 
 
 class Engine(Protocol):

@@ -1,6 +1,7 @@
 """Evaluation: the loss and metrics over data, every example counted exactly once."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -93,3 +94,19 @@ class Evaluation:
         if key not in self._traces:
             self._traces[key] = Score(self._loss, part)
         return self._traces[key]
+
+
+@contextmanager
+def averaged(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[None]:
+    """Put the averaged weights in place for a while, if the optimizer keeps them."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "use_ema", False) or not parameters:
+        yield
+        return
+    before = [parameter.numpy() for parameter in parameters]
+    inner.finalize_variable_values(parameters)
+    try:
+        yield
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.assign(value)

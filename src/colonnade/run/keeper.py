@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +22,10 @@ import tensorflow as tf
 from colonnade import __version__
 from colonnade.errors import DamagedCheckpoint, DiskFull, InvalidArgument, Problem, check
 from colonnade.run.archive import Archive
+from colonnade.run.batches import Batches
 from colonnade.run.bundles import read, write
 from colonnade.run.checkpoint import Checkpoint
-from colonnade.run.loop import Stream
+from colonnade.run.history import Record
 from colonnade.run.manifest import Manifest
 from colonnade.run.owner import LOCK, owned
 from colonnade.run.position import SHUFFLE, shuffles
@@ -38,17 +38,6 @@ MOST_PUT_OFF = 8
 
 class Between(Exception):
     """The place in the data is between two rounds, where it cannot be told exactly."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What a trainer knows of itself after a step."""
-
-    step: int
-    examples: int
-    skipped: int
-    loss: float
-    metrics: dict[str, float]
 
 
 class Keeper:
@@ -77,7 +66,7 @@ class Keeper:
         self._pending: Future[None] | None = None
         self._begin = self._last = self._saving = self._put_off = 0
         self._shuffles = 0
-        self._moment: Moment | None = None
+        self._latest: Record | None = None
         self.found: Manifest | None = None  # what to go on from
         self.stalled = 0.0  # seconds that steps waited for saves
 
@@ -150,10 +139,10 @@ class Keeper:
         self._saved = saved.path
         return saved.manifest
 
-    def follow(self, stream: Stream) -> Stream:
+    def follow(self, batches: Batches) -> Batches:
         """Keep the place in these batches."""
-        self.stream = stream
-        return stream
+        self.batches = batches
+        return batches
 
     def arranged(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The data of this fit, without what is to be skipped."""
@@ -167,15 +156,15 @@ class Keeper:
         if self.found is not None:
             self._begin, self._last = self.found.begin, self.found.step
             if self.found.fit == self._fit:
-                check("fit()", self._data_problems(self.found.data, self.stream.spec))
-                self.stream.seek(read(self._saved, "data"), self.found.data["passes"])
+                check("fit()", self._data_problems(self.found.data, self.batches.spec))
+                self.batches.seek(read(self._saved, "data"), self.found.data["passes"])
                 self._warn_of_order(self.found)
             else:
-                self.stream.pass_over(self.found.data["before"][self._fit - 1])
-        if self.stream.exact and self._epochs is None:
+                self.batches.pass_over(self.found.data["before"][self._fit - 1])
+        if self.batches.exact and self._epochs is None:
             # Where every epoch has an iterator of its own, nothing is lost between two of them.
-            self._shuffles = shuffles(self.stream.position()["start"])
-        batch = self.stream.arguments()
+            self._shuffles = shuffles(self.batches.position()["start"])
+        batch = self.batches.like()
         if batch is None:
             return  # no data at all, of which the trainer speaks
         self._engine.prepare(batch)
@@ -219,41 +208,47 @@ class Keeper:
     def can_save(self, step: int) -> bool:
         return self._engine.next_join(step) == step
 
-    def after(self, moment: Moment, *, stopped: bool) -> None:
-        """After some steps: save if it is time; raises what a save before this one came to."""
-        self._moment = moment
+    def after(self, record: Record, *, resting: bool, stopped: bool) -> None:
+        """After some steps: save if it is time; raises what a save before this one came to.
+
+        Args:
+            record: what the trainer knows of itself.
+            resting: whether nothing is under way beyond it.
+            stopped: whether a callback ended the fit.
+        """
+        self._latest = record
         if self._pending is not None and self._pending.done():
             self._wait()
-        due = moment.step // self._checkpoint.every > self._last // self._checkpoint.every
-        if due and self.can_save(moment.step):
-            self._save(moment, stopped=stopped)
+        due = record.step // self._checkpoint.every > self._last // self._checkpoint.every
+        if due and resting and self.can_save(record.step):
+            self._save(record, stopped=stopped)
 
     def finish(self, *, stopped: bool) -> None:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
         for put_off in (0, MOST_PUT_OFF):
-            if self._moment is not None and self._moment.step > self._last:
+            if self._latest is not None and self._latest.step > self._last:
                 self._put_off = max(self._put_off, put_off)
-                self._save(self._moment, stopped=stopped)
+                self._save(self._latest, stopped=stopped)
                 self._wait()
         self._wait()
 
-    def _save(self, moment: Moment, *, stopped: bool) -> None:
+    def _save(self, record: Record, *, stopped: bool) -> None:
         start = time.perf_counter()
         self._wait()
         state = self._engine.state()
         values = state.snapshot()
-        position = self.stream.position()
-        self._saving, self._last = self._last, moment.step
+        position = self.batches.position()
+        self._saving, self._last = self._last, record.step
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,
-            "batches": moment.step - self._begin,
-            "spec": self.stream.spec,
-            "passes": self.stream.begun,
+            "batches": record.step - self._begin,
+            "spec": self.batches.spec,
+            "passes": self.batches.begun,
             "before": self._before,
         }
         self._pending = self._writer.submit(
-            self._write, moment, values, position, data, state.random, stopped
+            self._write, record, values, position, data, state.random, stopped
         )
         self.stalled += time.perf_counter() - start
 
@@ -271,7 +266,7 @@ class Keeper:
 
     def _write(
         self,
-        moment: Moment,
+        record: Record,
         values: Mapping[str, Any],
         position: Mapping[str, Any],
         data: Mapping[str, Any],
@@ -279,14 +274,15 @@ class Keeper:
         stopped: bool,
     ) -> None:
         manifest = Manifest(
-            step=moment.step,
-            examples=moment.examples,
-            skipped=moment.skipped,
+            step=record.step,
+            examples=record.examples,
+            skipped=record.skipped,
             fit=self._fit,
             begin=self._begin,
             stopped=stopped,
-            loss=moment.loss,
-            metrics=moment.metrics,
+            loss=record.loss,
+            metrics=record.metrics,
+            staleness={str(age): count for age, count in record.staleness.items()},
             schedule=_schedule(values),
             generators=_generators(values, random, len(self._engine.devices)),
             data={**data, "between": self._put_off >= MOST_PUT_OFF},
@@ -301,7 +297,7 @@ class Keeper:
                 write(folder, "values", values)
                 write(folder, "data", position)
             except tf.errors.ResourceExhaustedError:
-                raise DiskFull(str(self.directory), moment.step) from None
+                raise DiskFull(str(self.directory), record.step) from None
             if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < 2 * self._shuffles:
                 raise Between
 

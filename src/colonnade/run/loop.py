@@ -1,13 +1,13 @@
 """Many steps in one call: the loop over batches runs inside the graph, so Python costs nothing per step."""
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from colonnade.run.batches import Batches
 from colonnade.run.engine import Chunk, Outcome, Then
-from colonnade.run.position import frozen, thaw
 from colonnade.run.split import Arguments
 
 
@@ -63,12 +63,12 @@ class Loop:
         names: Sequence[str],
         keywords: dict[str, Any],
         limit: int | None = None,
-        *,
-        passes: int = 1,
-        exact: bool = False,
     ) -> "Stream":
         # Begins no step before it is asked to.
-        return Stream(self, dataset, names, keywords, passes, exact)
+        return self.along(Batches(dataset, names, keywords))
+
+    def along(self, batches: Batches) -> "Stream":
+        return Stream(self, batches)
 
     def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """The compiled loop for batches like this one."""
@@ -149,100 +149,31 @@ class Loop:
 
 
 class Stream:
-    """The batches of one fit, taken some steps at a time.
+    """Steps on batch after batch, some at a time."""
 
-    Args:
-        loop: the compiled steps.
-        dataset: what to go through, and how often: `passes` times, each with an iterator of its own.
-        names, keywords: of the loss function's arguments.
-        exact: whether the place in the data can be told.
-    """
+    resting = True  # no step is begun before it is taken
 
-    def __init__(
-        self,
-        loop: Loop,
-        dataset: tf.data.Dataset,
-        names: Sequence[str],
-        keywords: dict[str, Any],
-        passes: int,
-        exact: bool,
-    ) -> None:
-        self._loop, self._names, self._keywords = loop, names, keywords
-        self._spec = dataset.element_spec
-        self._dataset = _without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
-        self._passes, self.begun, self.exact = passes, 0, exact
-        self._start: Any = None
-        self._size: int = 0
-        self._batch: list[Any] = []
-        self._next_pass()
+    def __init__(self, loop: Loop, batches: Batches) -> None:
+        self._loop, self._batches = loop, batches
 
-    def _next_pass(self) -> None:
-        """At the end of a pass: begin the next, if there is one and it has a batch."""
-        while not self._size and self.begun < self._passes:
-            self._begin_pass()
-            first = self._iterator.get_next_as_optional()
-            if first.has_value():
-                size, batch = first.get_value()
-                self._size, self._batch = int(size), tf.nest.flatten(batch, expand_composites=True)
-
-    def _begin_pass(self) -> None:
-        self._iterator = iter(self._dataset)
-        self.begun += 1
-        if self.exact:
-            self._start = frozen(self._iterator, "fit()")
-
-    def pass_over(self, begun: int) -> None:
-        """Begin as many passes as were begun before: a dataset that reshuffles counts them."""
-        while self.begun < begun:
-            self._begin_pass()
-
-    @property
-    def spec(self) -> str:
-        """The structure of a batch, in words."""
-        return str(self._spec)
-
-    def arguments(self) -> Arguments | None:
-        """The batch at hand; None if there never was one."""
-        if not self._batch:
-            return None
-        batch = tf.nest.pack_sequence_as(self._spec, self._batch, expand_composites=True)
-        return Arguments(batch, self._keywords, self._names)
-
-    def position(self) -> dict[str, Any]:
-        """The batch at hand, which was fetched ahead, and if `exact` the place in the data behind it.
-
-        The start of the pass is told too: a shuffle that has come to its end leaves no trace in the
-        state of the iterator, and would not know which order is the next.
-        """
-        batch = {f"batch/{i}": component for i, component in enumerate(self._batch)}
-        place = {"iterator": frozen(self._iterator, "fit()"), "start": self._start} if self.exact else {}
-        return {"size": tf.constant(self._size), **batch, **place}
-
-    def seek(self, position: Mapping[str, Any], begun: int) -> None:
-        """Go to a place that `position` told; if not `exact`, only its batch is taken, to be looked at."""
-        if self.exact:
-            thaw(self._iterator, position["iterator"], "fit()")
-            # What the shuffles of the dataset know in common is that of the start of the pass.
-            thaw(iter(self._dataset), position["start"], "fit()")
-            self._start, self._size, self.begun = position["start"], int(position["size"]), begun
-        if self.exact or not self._batch:
-            count = sum(name.startswith("batch/") for name in position)
-            self._batch = [position[f"batch/{i}"] for i in range(count)]
+    def hold(self, steps: int) -> None:
+        pass
 
     def take(self, steps: int) -> Chunk | None:
         """Up to so many steps: fewer where the size of the batch changes; None at the end of the data."""
-        arguments = self.arguments()
-        if not self._size or arguments is None:
+        batches = self._batches
+        arguments = batches.at_hand()
+        if arguments is None:
             return None
         rows = self._loop.rows = arguments.size("fit()") or 0
-        compiled = self._loop.many(arguments, self._iterator, self._spec)
+        compiled = self._loop.many(arguments, batches.iterator, batches.spec)
         start = time.perf_counter()
         done, (size, *following), losses, skipped, replicas, metrics = compiled(
-            self._iterator, tf.constant(steps), tf.constant(self._size), *arguments.components()
+            batches.iterator, tf.constant(steps), tf.constant(batches.size), *arguments.components()
         )
-        self._size, self._batch = int(size), following
+        batches.go_on_with(int(size), following)
         seconds = time.perf_counter() - start
-        self._next_pass()
+        batches.next_pass()
         return Chunk(
             seconds=seconds,
             steps=int(done),
@@ -259,23 +190,3 @@ class Stream:
 
     def close(self) -> None:
         pass
-
-
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Without TensorFlow's tuning thread, unless the user asked for it.
-
-    The end of an iterator wakes that thread, but not always; then it waits until the thread wakes by
-    itself, which takes as long again as the iterator has lived, up to a minute. Without it,
-    `AUTOTUNE` means as many as there are threads.
-    """
-    if dataset.options().autotune.enabled is not None:
-        return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-def _with_size(*batch: Any) -> tuple[Any, tuple[Any, ...]]:
-    first = tf.nest.flatten(batch)[0]
-    rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-    return tf.cast(rows, tf.int32), batch

@@ -57,6 +57,7 @@ class Manifest:
     mode: dict[str, str]
     versions: dict[str, str]
     written: str
+    staleness: dict[str, int] = field(default_factory=dict)  # how many gradients of each age were applied
     files: dict[str, File] = field(default_factory=dict)
     format: int = FORMAT
 

@@ -1,5 +1,6 @@
 """Devices that take slices from one queue, each as soon as it is free, and do not wait for each other."""
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from colonnade.run.batches import Batches
 from colonnade.run.crew import InOrder, Shared, Threads
 from colonnade.run.engine import Chunk, Outcome, Then
 from colonnade.run.source import Cutter
@@ -35,17 +37,13 @@ class Race:
 
     def __init__(self, engine: Engine, then: Then) -> None:
         self.engine, self._then = engine, then
-        self._sliced: dict[Any, Sliced] = {}
         self._cutters: dict[Any, Cutter] = {}
         self.rows = 0  # of the batch at hand
         self.preparing = 0.0  # seconds
 
     def once(self, arguments: Arguments) -> Any:
         """One global batch, to the end; what `then` makes of it."""
-        sliced = self._of(arguments)
-        flat = sliced.cut(*arguments.components())
-        each = len(flat) // len(sliced.counts)
-        pieces = [flat[i * each : (i + 1) * each] for i in range(len(sliced.counts))]
+        sliced, pieces = self._cut(arguments)
         run = Run(self, iter([(sliced, pieces)]))
         try:
             (tally,) = run.complete(1)
@@ -73,13 +71,21 @@ class Race:
         wanted = dataset if limit is None else dataset.take(limit)
         return Run(self, self._batches(wanted, names, keywords))
 
+    def along(self, batches: Batches) -> "Run":
+        return Run(self, map(self._cut, iter(batches.next, None)))
+
     def _of(self, arguments: Arguments) -> Sliced:
-        key, start = arguments.key(), time.perf_counter()
-        if key not in self._sliced:
-            self._sliced[key] = self.engine.prepare(arguments)
-            self.preparing += time.perf_counter() - start
-        self.rows = self._sliced[key].rows
-        return self._sliced[key]
+        start = time.perf_counter()
+        sliced = self.engine.prepare(arguments)
+        self.preparing += time.perf_counter() - start
+        self.rows = sliced.rows
+        return sliced
+
+    def _cut(self, arguments: Arguments) -> tuple[Sliced, Sequence[Sequence[Any]]]:
+        sliced = self._of(arguments)
+        flat = sliced.cut(*arguments.components())
+        each = len(flat) // len(sliced.counts)
+        return sliced, [flat[i * each : (i + 1) * each] for i in range(len(sliced.counts))]
 
     def _batches(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
@@ -109,8 +115,16 @@ class Run:
         self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
+        self._left = math.inf  # steps that may be begun
         self._engine.begin()
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
+
+    @property
+    def resting(self) -> bool:
+        return not self._open and not self._complete
+
+    def hold(self, steps: int) -> None:
+        self._left = steps - len(self._open) - len(self._complete)
 
     def take(self, steps: int) -> Chunk | None:
         """So many steps, with all their slices; fewer at the end of the data or before an error."""
@@ -147,10 +161,11 @@ class Run:
 
     def _feed(self) -> None:
         """Keep slices in the queue: enough for every device to go on while another batch is cut."""
-        while self._crew.waiting < 2 * len(self._engine.devices):
+        while self._left > 0 and self._crew.waiting < 2 * len(self._engine.devices):
             found = next(self._batches, None)
             if found is None:
                 return
+            self._left -= 1
             sliced, pieces = found
             begun = len(self._complete) + len(self._open)
             pace = tf.constant(self._engine.steps + begun, tf.int64)

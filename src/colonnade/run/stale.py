@@ -1,12 +1,10 @@
 """Asynchronous training: each slice's gradient is applied as soon as it is ready."""
 
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
@@ -16,10 +14,12 @@ from colonnade.run.descent import Descent, components, divided, gradient_specs
 from colonnade.run.engine import Settings, Then, whole
 from colonnade.run.graph import Capture
 from colonnade.run.objective import Share
+from colonnade.run.pace import paced
 from colonnade.run.race import Race
 from colonnade.run.residence import Bindings, Residence, copy_of
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
+from colonnade.run.state import Item, State, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
 from colonnade.run.trace import Traced
 
@@ -82,10 +82,17 @@ class Stale:
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
         self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
         self._pushes: dict[Hashable, Call] = {}
+        self._sliced: dict[Hashable, Sliced] = {}
         self._look: Call | None = None
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
         self._running = self._paused = False
+        with tf.device("/device:CPU:0"):
+            self._global_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")  # when saved
+
+    @property
+    def optimizer(self) -> Any:
+        return self._descent.optimizer
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -96,6 +103,12 @@ class Stale:
 
     def prepare(self, batch: Arguments) -> Sliced:
         """All that is needed for batches like this one. Must run in the main thread: it makes variables."""
+        key = batch.key()
+        if key not in self._sliced:
+            self._sliced[key] = self._prepared(batch)
+        return self._sliced[key]
+
+    def _prepared(self, batch: Arguments) -> Sliced:
         rows = batch.size("the batch")
         assert rows is not None
         counts = sizes(rows, len(self.devices))
@@ -257,6 +270,10 @@ class Stale:
         if self._running and not self._paused:
             self.turn.acquire()
             self._paused = True
+        self._show()
+
+    def _show(self) -> None:
+        assert self._residence is not None
         for counter in self._counters:
             counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
         if self._worked and self._residence.states:
@@ -298,6 +315,52 @@ class Stale:
             self._paused = False
             self.turn.release()
 
+    def state(self) -> State:
+        """What a checkpoint keeps (see `Resumable`): every device's own averages too."""
+        assert self._residence is not None
+        self._show()
+        self._global_steps.assign(self.made)
+        lost = self._descent.lost()
+        if self.order is not None:
+            lost = [*lost, "the order of reads and updates begins again"]
+        kept = state_of(self._residence, self._global_steps, lost)
+        groups = {"parameters": self.parameters, "optimizer": self._descent.slots}
+        shared = {
+            f"{group}/{name}": Item(variable, variable)
+            for group, variables in groups.items()
+            for name, variable in named(variables).items()
+        }
+        counted = named([ref.deref() for ref in self._counters])
+        pushes = zip(counted, self._counters.values(), strict=True)
+        common = {
+            **{name: item for name, item in kept.common.items() if not name.startswith("parameters/")},
+            **shared,
+            **{f"pushes/{name}": Item(own, own) for name, own in pushes},
+        }
+        return State(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
+
+    def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
+        """By name, the states that a device has for itself and that are shown as their mean."""
+        assert self._residence is not None
+        averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
+        originals = named([ref.deref() for ref in averaged])
+        return {f"averages/{name}": averaged[variable.ref()] for name, variable in originals.items()}
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        """Go on from a saved step: devices with their own averages, or on another number with the mean."""
+        assert self._residence is not None
+        resume(self._residence, own)
+        for name, copies in self._averages().items():
+            if len(own[name]) == len(copies):
+                self._worked = set(range(len(self.devices)))
+                for copy, value in zip(copies, own[name], strict=True):
+                    copy.assign(value)
+        self.made = int(self._global_steps)
+        self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
+
+    def next_join(self, step: int) -> int:
+        return step
+
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         return error
 
@@ -317,36 +380,3 @@ class Stale:
         dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
         sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
         return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
-
-
-class Paced(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that is asked about a global step, whatever the optimizer counts."""
-
-    def __init__(self, schedule: Any, step: Any) -> None:
-        self._schedule, self._step = schedule, step
-
-    def __call__(self, step: Any) -> Any:
-        return self._schedule(tf.cast(self._step, step.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        return self._schedule.get_config()
-
-
-@contextmanager
-def paced(optimizer: Any, step: Any) -> Iterator[None]:
-    """While the update is traced, let the optimizer's schedule follow global steps.
-
-    Asynchronously it makes an update per slice and counts those, which is right for what it keeps
-    count of itself, such as the bias of moments.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    kind = keras.optimizers.schedules.LearningRateSchedule
-    schedule = next((value for value in vars(inner).values() if isinstance(value, kind)), None)
-    if schedule is None:
-        yield
-        return
-    inner.learning_rate = Paced(schedule, step)
-    try:
-        yield
-    finally:
-        inner.learning_rate = schedule

@@ -69,7 +69,7 @@ class Resumable(Protocol):
     devices: tuple[str, ...]
     optimizer: Any
 
-    def prepare(self, batch: Arguments) -> None:
+    def prepare(self, batch: Arguments) -> Any:
         """Make every variable that a step on such a batch needs."""
 
     def state(self) -> State:

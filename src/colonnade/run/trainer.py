@@ -4,7 +4,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,17 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.batches import Batches
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.conveyor import Conveyor, PipelineEvaluation
 from colonnade.run.engine import Chunk, Engine, Settings, Stream, Sync, home, sync_problems
-from colonnade.run.evaluation import Evaluation
+from colonnade.run.evaluation import Evaluation, averaged
 from colonnade.run.feed import feed, is_generator
 from colonnade.run.footprint import Memory
+from colonnade.run.history import History, Record
 from colonnade.run.interruption import Interruption, interactive, interruptible, leave
-from colonnade.run.keeper import Keeper, Moment
+from colonnade.run.keeper import Keeper
 from colonnade.run.lockstep import Lockstep, Synchronous
-from colonnade.run.loop import Loop
 from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
 from colonnade.run.pipeline import Pipeline
@@ -34,39 +34,6 @@ from colonnade.run.state import Resumable
 SECONDS_PER_CALL = 0.5
 # With on_nan="skip", this many steps in a row without an update end the training.
 MOST_SKIPPED = 20
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is known after a step: means over the global batch, counted since the trainer was made.
-
-    `staleness` says how many of the gradients that were applied had each age: the number of updates
-    between the reading of the parameters and the update (asynchronous training only).
-    """
-
-    loss: float
-    metrics: dict[str, float]
-    step: int
-    examples: int
-    skipped: int = 0
-    staleness: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class History:
-    """What `fit` returns: a record per log line, the loss of every step, and how it ended."""
-
-    records: list[Record] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    examples: int = 0
-    interrupted: bool = False
-    resumed: int | None = None  # the saved step from which the fit went on
-    stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
-
-    @property
-    def examples_per_second(self) -> float:
-        return self.examples / self.seconds if self.seconds else 0.0
 
 
 class Trainer:
@@ -209,7 +176,6 @@ class Trainer:
             Ctrl-C and SIGTERM finish the step, save, and end the program with exit code 75.
         """
         check("fit()", _fit_problems(data, steps, epochs, log_every, checkpoint))
-        check("fit()", self._checkpoint_problems(checkpoint))
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
@@ -236,7 +202,7 @@ class Trainer:
             if interrupted.is_set() and not interactive():
                 leave(keeper.saved_step, keeper.directory)
             if not interrupted.is_set():
-                self._fits.setdefault(keeper.directory, []).append(keeper.stream.begun)
+                self._fits.setdefault(keeper.directory, []).append(keeper.batches.begun)
         return history
 
     def _keeper(
@@ -248,20 +214,14 @@ class Trainer:
         finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
         return Keeper(checkpoint, self._engine, self._how, finished, epochs)
 
-    def _checkpoint_problems(self, checkpoint: Checkpoint | None) -> Iterator[Problem]:
-        if checkpoint is not None and not isinstance(self._engine, Resumable):
-            rule = f"cannot be kept in {self._how['sync']} training, which never stands still"
-            yield Problem("checkpoint", checkpoint.directory, rule, "Save between two calls of fit instead")
-
     def _stream(
         self, dataset: tf.data.Dataset, steps: int | None, keeper: Keeper | None, passes: int
     ) -> Stream:
         names, keywords = self._names, self._mode(training=True)
         if keeper is None:
             return self._loop.stream(dataset, names, keywords, steps)
-        assert isinstance(self._loop, Loop)
-        arranged = keeper.arranged(dataset)
-        return keeper.follow(self._loop.stream(arranged, names, keywords, passes=passes, exact=keeper.exact))
+        batches = Batches(keeper.arranged(dataset), names, keywords, passes, exact=keeper.exact)
+        return self._loop.along(keeper.follow(batches))
 
     def _run(
         self,
@@ -277,7 +237,7 @@ class Trainer:
         begin, per_step, done, skipped_in_a_row, stopped = self.step, 0.0, 0, 0, False
         if keeper is not None:
             keeper.start(self.step)
-            if keeper.found is not None and keeper.stream.arguments() is not None:
+            if keeper.found is not None and keeper.batches.like() is not None:
                 begin, stopped = self._resumed(keeper.found, history), keeper.over
                 done = self.step - begin
                 shown.begin_at(self.step, done)
@@ -289,7 +249,9 @@ class Trainer:
             fitting = max(1, int(SECONDS_PER_CALL / per_step)) if per_step else 1
             wanted = min(to_log, fitting, (steps - done) if steps is not None else to_log)
             if keeper is not None:
-                wanted = min(wanted, keeper.until_save(self.step))
+                until_save = keeper.until_save(self.step)
+                stream.hold(until_save if steps is None else min(until_save, steps - done))
+                wanted = min(wanted, until_save)
             chunk = stream.take(wanted)
             if chunk is None:
                 break
@@ -305,12 +267,13 @@ class Trainer:
                 history.records.append(record)
                 stopped = bool(callbacks) and self._ends(record, callbacks)
             if keeper is not None:
-                moment = Moment(record.step, record.examples, record.skipped, record.loss, record.metrics)
-                keeper.after(moment, stopped=stopped)
+                keeper.after(record, resting=stream.resting, stopped=stopped)
         begun = stream.settle()
         if begun is not None:
             record = self._count(begun, history)
             shown.advance(record, begun, logged=False)
+            if keeper is not None:
+                keeper.after(record, resting=True, stopped=stopped)
         if keeper is not None:
             keeper.finish(stopped=stopped)
         if not history.losses and history.resumed is None and not interrupted.is_set():
@@ -324,7 +287,9 @@ class Trainer:
         """Take over the counts of a saved step; the step at which its fit began."""
         self.step, self.examples, self.skipped = found.step, found.examples, found.skipped
         history.resumed = found.step
-        history.records.append(Record(found.loss, found.metrics, found.step, found.examples, found.skipped))
+        self.staleness = Counter({int(age): count for age, count in found.staleness.items()})
+        counts = (found.step, found.examples, found.skipped, dict(self.staleness))
+        history.records.append(Record(found.loss, found.metrics, *counts))
         return found.begin
 
     def _count(self, chunk: Chunk, history: History) -> Record:
@@ -348,7 +313,7 @@ class Trainer:
         Where the optimizer keeps averaged weights (`use_ema=True`), those are used.
         """
         dataset = feed(data, batch_size, "evaluate()")
-        with _averaged(self.optimizer, self.parameters):
+        with averaged(self.optimizer, self.parameters):
             loss, metrics, examples = self._evaluation.run(dataset, self._names, self._mode(training=False))
         return Record(loss, metrics, self.step, examples)
 
@@ -399,22 +364,6 @@ class Trainer:
         """How many steps there will be, as far as one can tell."""
         known = int(dataset.cardinality()) * passes
         return min((n for n in (steps, known if known >= 0 else None) if n is not None), default=None)
-
-
-@contextmanager
-def _averaged(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[None]:
-    """Put the averaged weights in place for a while, if the optimizer keeps them."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(inner, "use_ema", False) or not parameters:
-        yield
-        return
-    before = [parameter.numpy() for parameter in parameters]
-    inner.finalize_variable_values(parameters)
-    try:
-        yield
-    finally:
-        for parameter, value in zip(parameters, before, strict=True):
-            parameter.assign(value)
 
 
 def _problems(loss: Any, optimizer: Any) -> Iterator[Problem]:

@@ -1,0 +1,41 @@
+"""The learning-rate schedule of an optimizer that makes several updates in a step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Paced(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is asked about a global step, whatever the optimizer counts."""
+
+    def __init__(self, schedule: Any, step: Any) -> None:
+        self._schedule, self._step = schedule, step
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(tf.cast(self._step, step.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return self._schedule.get_config()
+
+
+@contextmanager
+def paced(optimizer: Any, step: Any) -> Iterator[None]:
+    """While the update is traced, let the optimizer's schedule follow global steps.
+
+    Asynchronously it makes an update per slice and counts those, which is right for what it keeps
+    count of itself, such as the bias of moments.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kind = keras.optimizers.schedules.LearningRateSchedule
+    schedule = next((value for value in vars(inner).values() if isinstance(value, kind)), None)
+    if schedule is None:
+        yield
+        return
+    inner.learning_rate = Paced(schedule, step)
+    try:
+        yield
+    finally:
+        inner.learning_rate = schedule
