@@ -19,6 +19,7 @@ CALLS = {
     "Case": 1,
     "StatelessCase": 1,
 }
+LOOPS = ("While", "StatelessWhile")
 PASSES = ("Identity", "IdentityN")
 
 
@@ -29,6 +30,7 @@ class Capture:
     tensor: Any
     variable: Any  # the tf.Variable whose handle it is, or None
     used_by: frozenset[str]  # types of the ops that use it, in called functions too
+    looped: bool = False  # whether one of them is in a loop
 
     @property
     def written(self) -> bool:
@@ -43,14 +45,12 @@ def captures(concrete: Any) -> tuple[Capture, ...]:
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: _Function(function) for function in graph.library.function}
     consumers = _consumers(graph.node)
-    return tuple(
-        Capture(
-            tensor,
-            by_handle.get(id(tensor)),
-            frozenset(_users(consumers, placeholder.op.name, functions)),
-        )
-        for tensor, placeholder in zip(tensors, inputs, strict=True)
-    )
+    found = []
+    for tensor, placeholder in zip(tensors, inputs, strict=True):
+        uses = set(_users(consumers, placeholder.op.name, functions))
+        types, looped = frozenset(op for op, _ in uses), any(inside for _, inside in uses)
+        found.append(Capture(tensor, by_handle.get(id(tensor)), types, looped))
+    return tuple(found)
 
 
 def nodes(graph: Any) -> Iterator[Any]:
@@ -93,21 +93,23 @@ def _consumers(body: Iterable[Any]) -> Consumers:
     return found
 
 
-def _users(consumers: Consumers, source: str, functions: dict[str, _Function]) -> Iterator[str]:
-    """Types of the ops that use what a node puts out, or of `name:k` the output k only."""
+def _users(
+    consumers: Consumers, source: str, functions: dict[str, _Function], looped: bool = False
+) -> Iterator[tuple[str, bool]]:
+    """Of the ops that use what a node puts out, or of `name:k` the output k only: type, and if in a loop."""
     name, _, wanted = source.partition(":")
     for node, position, output in consumers.get(name, ()):
         if wanted and output != wanted:
             continue
         if node.op in PASSES:
             handed_on = f"{node.name}:{position}" if node.op == "IdentityN" else node.name
-            yield from _users(consumers, handed_on, functions)
+            yield from _users(consumers, handed_on, functions, looped)
         elif node.op in CALLS and position >= CALLS[node.op]:
             for function in _called(node, functions):
                 argument = function.arguments[position - CALLS[node.op]]
-                yield from _users(function.consumers, argument, functions)
+                yield from _users(function.consumers, argument, functions, looped or node.op in LOOPS)
         else:
-            yield node.op
+            yield node.op, looped
 
 
 def _called(node: Any, functions: dict[str, _Function]) -> list[_Function]:

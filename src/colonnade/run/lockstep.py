@@ -116,6 +116,7 @@ class Lockstep:
         for objective in self._descent.objectives:
             for i in range(len(self.devices)):
                 self.residence.bindings(i, objective.captures)
+                self.residence.make_stand_ins(i, objective.captures)
 
     def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
         """Find a home for parameters and slots."""
@@ -166,7 +167,10 @@ class Lockstep:
         assert self.residence is not None
         parts = with_factor(batch, counts)
         traces = [self._objective(part, i, len(counts)) for i, part in enumerate(parts)]
-        bindings = [self.residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+        bindings = [
+            self.residence.bindings(i, traced.captures) | self.residence.stand_ins(i, traced.captures)
+            for i, traced in enumerate(traces)
+        ]
         slices = [part.components() for part in parts]
         results = together(traces, self.devices[: len(counts)], slices, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]

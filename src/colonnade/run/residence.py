@@ -52,6 +52,7 @@ class Residence:
         self.states: dict[Any, State] = {}
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
+        self._stand_ins: list[Bindings] = [{} for _ in devices]  # per device: for what loops read, by ref
         for variable in [*parameters, *slots]:
             self._house(variable)
 
@@ -88,6 +89,32 @@ class Residence:
         """The handles with which the update is called on a device."""
         variables = [capture.variable for capture in captures if capture.variable is not None]
         return {v.ref(): self._copies[replica].get(v.ref(), v).handle for v in variables}
+
+    def make_stand_ins(self, replica: int, captures: Iterable[Capture]) -> None:
+        """In eager code, before `stand_ins`."""
+        own, device = self._stand_ins[replica], self.devices[replica]
+        for capture in captures:
+            if capture.variable is not None and capture.looped and not capture.written:
+                (source,) = self.own(replica, [capture.variable])
+                if not source.device.endswith(device) and source.ref() not in own:
+                    own[source.ref()] = copy_of(source, device)
+
+    def stand_ins(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """Handles on the replica's device for what its loops read, given the values of this moment.
+
+        A loop that reads from another device waits for it at every turn. On the CPU a stand-in takes
+        the buffer and not a copy of it, until the update writes a new one.
+        """
+        found: Bindings = {}
+        for capture in captures:
+            if capture.variable is None or capture.written:
+                continue
+            (source,) = self.own(replica, [capture.variable])
+            own = self._stand_ins[replica].get(source.ref())
+            if own is not None:
+                own.assign(source.read_value())
+                found[capture.variable.ref()] = own.handle
+        return found
 
     def _read(self, replica: int, variable: tf.Variable) -> Any:
         """A handle of the replica's own.
