@@ -19,6 +19,7 @@ from models import BATCH, LARGE, MODELS, Model
 
 import colonnade as cn
 
+LATE = 0.7  # of a step, for the input
 WARM_UP = 1  # a call of full length that is not counted
 
 
@@ -59,6 +60,31 @@ def colonnade(model: Model, num_devices: int, seconds: float, **options: Any) ->
     clock = Clock(seconds, model.steps)
     trainer.fit(data, log_every=model.steps, steps=10**9, callbacks=[clock.tick], progress=False)
     return {"first": first, "step": clock.step()}
+
+
+def fed(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+    """The trainer on batches that are there at once, then on ones that take most of a step to arrive.
+
+    Waiting costs no core, so what the second adds is what the devices wait for their input.
+    """
+    cn.setup(virtual=num_devices)
+    data = batches(model)
+    trainer = cn.Trainer(model.build(), keras.optimizers.Adam(1e-3), devices=num_devices)
+
+    def timed_on(source: tf.data.Dataset) -> float:
+        clock = Clock(seconds, model.steps)
+        trainer.fit(source, log_every=model.steps, steps=10**9, callbacks=[clock.tick], progress=False)
+        return clock.step()
+
+    at_once = timed_on(data)
+    delay = LATE * at_once / 1000
+
+    def late(x: Any, y: Any) -> Any:
+        waited = tf.py_function(lambda: time.sleep(delay), [], [])
+        with tf.control_dependencies([waited] if isinstance(waited, tf.Operation) else waited):
+            return tf.identity(x), tf.identity(y)
+
+    return {"step": timed_on(data.map(late)), "at_once": at_once}
 
 
 def copies(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
@@ -141,7 +167,7 @@ def timed(
     return {"first": first, "step": clock.step()}
 
 
-CONTENDERS = {function.__name__: function for function in (colonnade, copies, mirrored, single)}
+CONTENDERS = {function.__name__: function for function in (colonnade, fed, copies, mirrored, single)}
 
 if __name__ == "__main__":
     name, model_name, devices, duration = sys.argv[1:]

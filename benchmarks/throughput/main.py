@@ -69,6 +69,10 @@ def memory_contenders() -> list[Contender]:
     ]
 
 
+def input_contenders(seconds: float) -> list[Contender]:
+    return [Contender("fed", HERE / "contender.py", ("fed", "cnn", "2", str(seconds)))]
+
+
 def geometric_mean(ratios: list[list[float]]) -> Spread:
     """Over the models, round by round."""
     rounds = zip(*ratios, strict=False)
@@ -123,12 +127,20 @@ def memory_claims(contests: Contests) -> Iterator[Claim]:
         yield Claim(text, spread, "at most 0.5", spread.median <= 0.5)
 
 
+def input_claims(contests: Contests) -> Iterator[Claim]:
+    if contest := contests.get("input"):
+        pairs = zip(contest.values("fed", "step"), contest.values("fed", "at_once"), strict=True)
+        spread = Spread.of([late / at_once for late, at_once in pairs])
+        text = "cnn on 2 devices, input that takes 0.7 of a step to arrive against input that is there"
+        yield Claim(text, spread, "at most 1.1", spread.median <= 1.1)
+
+
 def claims(contests: Contests) -> list[Claim]:
     found: list[Claim] = []
     for n in DEVICES:
         found += speed_claims(contests, n, "mirrored", 1.0, AGAINST_MIRRORED.get(n))
     found += speed_claims(contests, ALONE, "single", 0.97, 1.0)
-    return [*found, *first_claims(contests), *memory_claims(contests)]
+    return [*found, *first_claims(contests), *memory_claims(contests), *input_claims(contests)]
 
 
 def times(contests: Contests) -> Table:
@@ -138,9 +150,11 @@ def times(contests: Contests) -> Table:
     for name, contest in contests.items():
         for contender in contest.rounds:
             step, first, memory = (
-                contest.spread(contender, figure).median for figure in ("step", "first", "memory")
+                contest.spread(contender, figure).median if figure in contest.rounds[contender][0] else None
+                for figure in ("step", "first", "memory")
             )
-            rows.add_row(name, contender, f"{step:.2f}", f"{first:.1f}", f"{memory:.0f}")
+            told = (f"{step:.2f}", "-" if first is None else f"{first:.1f}", f"{memory:.0f}")
+            rows.add_row(name, contender, *told)
     return rows
 
 
@@ -179,11 +193,11 @@ def hold(path: Path, name: str, entries: list[Contender], repeats: int, tell: Ca
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="One short round, without memory.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One short round; no memory, no input.")] = False,
     models: Annotated[str | None, typer.Option(help="Some of the models, with commas.")] = None,
     devices: Annotated[str | None, typer.Option(help="Some numbers of devices, with commas.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; in each, every contender runs once.")] = 5,
-    memory: Annotated[bool, typer.Option(help="Whether to measure memory as well.")] = True,
+    memory: Annotated[bool, typer.Option(help="Whether to measure memory and input as well.")] = True,
     results: Annotated[Path, typer.Option(help="Where results are kept.")] = HERE / "results.json",
 ) -> None:
     """Hold the contests and say which limits are met."""
@@ -196,6 +210,7 @@ def main(
             hold(results, f"{model} {n}", entries, repeats, console.log)
     if memory:
         hold(results, "memory", memory_contenders(), repeats, console.log)
+        hold(results, "input", input_contenders(SECONDS), repeats, console.log)
     contests = load(results)
     console.print(times(contests))
     console.print(verdicts(claims(contests)))
