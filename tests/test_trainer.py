@@ -417,6 +417,28 @@ def test_ctrl_c_ends_the_fit_with_what_was_reached():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_e4_variables_are_dealt_in_turn_or_by_size():
+    def dealt(variables):
+        parameters = [tf.Variable(tf.zeros([size]), name=f"p{size}") for size in (1, 5, 2, 4)]
+        trainer = cn.Trainer(
+            lambda x: x * tf.add_n([tf.reduce_sum(p) for p in parameters]),
+            keras.optimizers.SGD(0.1),
+            devices=2,
+            variables=variables,
+        )
+        trainer.train_on_batch(tf.ones(4))
+        homes = trainer.homes()
+        assert [p.numpy().tolist() for p in parameters] == [
+            pytest.approx([-0.1] * size) for size in (1, 5, 2, 4)
+        ]
+        return [homes[p.name][-1] for p in parameters]
+
+    assert dealt(cn.Partitioned(by="turn")) == ["0", "1", "0", "1"]
+    assert dealt(cn.Partitioned()) == dealt("partitioned") == ["0", "0", "1", "1"]
+    with pytest.raises(cn.InvalidArgument, match="must be size or turn"):
+        cn.Partitioned(by="weight")
+
+
 def test_partitioned_variables_and_their_slots_live_with_their_owners():
     model = {
         name: tf.Variable(tf.ones(size), name=name)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from colonnade.run.memory import memory
     from colonnade.run.objective import Weighted
     from colonnade.run.parallel import make_parallel, parallel
+    from colonnade.run.partitioned import Partitioned
     from colonnade.run.periodic import DiLoCo, Elastic, LocalSGD
     from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
@@ -59,6 +60,7 @@ __all__ = [
     "LocalSGD",
     "MissingTensorFlow",
     "NotFinite",
+    "Partitioned",
     "Pipeline",
     "Placement",
     "PlacementError",
@@ -88,6 +90,7 @@ _HOME = {
     "Elastic": "run.periodic",
     "History": "run.history",
     "LocalSGD": "run.periodic",
+    "Partitioned": "run.partitioned",
     "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
     "Record": "run.history",

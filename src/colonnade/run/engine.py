@@ -31,6 +31,7 @@ class Settings:
     mode: str  # where variables live
     penalty: Callable[[], Any] | None = None
     on_nan: str | None = "stop"
+    dealt: str = "size"  # how partitioned variables are dealt
     # Which of the variables that the function uses are trained; by default those that are not frozen.
     trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
 

@@ -123,7 +123,7 @@ class Lockstep:
         mode = self._settings.mode
         self.residence = Residence(mode, self.devices, self.parameters, slots)
         if mode == "partitioned":
-            self._owners = update.owners(len(self.devices))
+            self._owners = update.owners(len(self.devices), by=self._settings.dealt)
             self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners)
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:

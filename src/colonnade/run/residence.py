@@ -240,12 +240,16 @@ def another_stream(variable: tf.Variable, replica: int) -> Any:
     return tf.tensor_scatter_nd_update(state, [[place]], [state[place] + offset])
 
 
-def dealt(sizes: Sequence[int], num_devices: int) -> list[int]:
-    """Which device gets each of some variables: the largest first, always to the least loaded.
+def dealt(sizes: Sequence[int], num_devices: int, by: str = "size") -> list[int]:
+    """Which device gets each of some variables: the largest first to the least loaded, or in turn.
 
     >>> dealt([10, 40, 20, 30], 2)
     [0, 0, 1, 1]
+    >>> dealt([10, 40, 20, 30], 2, by="turn")
+    [0, 1, 0, 1]
     """
+    if by == "turn":
+        return [i % num_devices for i in range(len(sizes))]
     loads = [0] * num_devices
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

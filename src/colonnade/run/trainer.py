@@ -24,6 +24,7 @@ from colonnade.run.keeper import Keeper
 from colonnade.run.lockstep import Lockstep, Synchronous
 from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
+from colonnade.run.partitioned import Partitioned
 from colonnade.run.pipeline import Pipeline
 from colonnade.run.position import generator_problem
 from colonnade.run.progress import Progress
@@ -46,7 +47,7 @@ class Trainer:
         devices: how many devices, or which; all by default. Or a `cn.Pipeline` that the loss calls.
         sync: how replicas work together: `cn.Synchronous()` by default; see `docs/modes.md`.
         variables: where variables live: `shared`, `mirrored` or `partitioned`; `auto` is shared on
-            virtual CPU devices and mirrored on cards.
+            virtual CPU devices and mirrored on cards. `cn.Partitioned(by="turn")` says how to deal them.
         penalty: a function without arguments whose value is added to the loss once.
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
@@ -71,12 +72,14 @@ class Trainer:
         *,
         devices: Devices | Pipeline = None,
         sync: Sync | None = None,
-        variables: str = "auto",
+        variables: str | Partitioned = "auto",
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
     ) -> None:
         pipeline = devices if isinstance(devices, Pipeline) else None
+        dealt = variables if isinstance(variables, Partitioned) else Partitioned()
+        variables = "partitioned" if isinstance(variables, Partitioned) else variables
         self.devices = (
             hardware.resolve(devices, "Trainer()") if not isinstance(devices, Pipeline) else devices.devices
         )
@@ -103,7 +106,8 @@ class Trainer:
             self._engine = Conveyor(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
-            self._engine = sync.engine(Settings(loss, optimizer, self.devices, mode, penalty, on_nan))
+            settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)
+            self._engine = sync.engine(settings)
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
             lambda found, _: (found.loss, found.metrics, found.skipped, found.ages)

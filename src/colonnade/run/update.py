@@ -56,13 +56,15 @@ class Update:
             for capture in self.captures
         ]
 
-    def owners(self, num_devices: int, given: Sequence[int] | None = None) -> dict[Any, int]:
-        """The device of each variable, by its ref: parameters as given or dealt by size, slots with them.
+    def owners(
+        self, num_devices: int, given: Sequence[int] | None = None, by: str = "size"
+    ) -> dict[Any, int]:
+        """The device of each variable, by its ref: parameters as given or dealt, slots with them.
 
         What serves several parameters, such as the learning rate, is device 0's.
         """
         weights = [p.shape.num_elements() * p.dtype.size for p in self._parameters]
-        places = dealt(weights, num_devices) if given is None else given
+        places = dealt(weights, num_devices, by) if given is None else given
         owners = dict(zip([p.ref() for p in self._parameters], places, strict=True))
         served = self._served()
         for tensor, capture in zip(self._handles(), self.captures, strict=True):
