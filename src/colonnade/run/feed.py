@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.trace import unconverted
 
 
 def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
@@ -23,12 +24,12 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         if batch_size is not None:
             rule = "is for arrays; a dataset has its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Use dataset.batch(...)")])
-        return data.map(as_arguments)
+        return data.map(unconverted(as_arguments))
     if is_generator(data):
         if batch_size is not None:
             rule = "is for arrays; a generator makes its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Leave it out")])
-        return _from_generator(iter(data), where).map(as_arguments)
+        return _from_generator(iter(data), where).map(unconverted(as_arguments))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
@@ -43,7 +44,23 @@ def is_generator(data: Any) -> bool:
 
 def as_arguments(*element: Any) -> tuple[Any, ...]:
     """A dataset's element as the arguments of a function: a tuple is several, anything else is one."""
-    return element if len(element) > 1 or not isinstance(element[0], tuple) else element[0]
+    arguments: tuple[Any, ...] = _in_order(
+        element if len(element) > 1 or not isinstance(element[0], tuple) else element[0]
+    )
+    return arguments
+
+
+def _in_order(nest: Any) -> Any:
+    """With the keys of dicts sorted.
+
+    TensorFlow flattens dicts by their sorted keys and the engines as they are: now it is the same.
+    """
+    if isinstance(nest, dict):
+        return {key: _in_order(nest[key]) for key in sorted(nest)}
+    if isinstance(nest, tuple):
+        children = [_in_order(child) for child in nest]
+        return type(nest)(*children) if hasattr(nest, "_fields") else tuple(children)
+    return nest
 
 
 def _is_sequence_of_batches(data: Any) -> bool:
