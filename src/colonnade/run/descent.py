@@ -19,7 +19,7 @@ from colonnade.run.objective import Objective, Share
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
 from colonnade.run.trace import Traced, Voice, trace
-from colonnade.run.update import Update
+from colonnade.run.update import Update, as_keras
 
 # Begins the message of the assertion that guards an update.
 NOT_FINITE = "colonnade: a loss or gradient is not finite"
@@ -38,6 +38,9 @@ class Descent:
         self.optimizer = settings.optimizer
         self._settings, self._timed, self._examined = settings, timed, examined
         self._objectives: dict[Hashable, Objective] = {}
+        self._unscaled: dict[
+            tuple[Hashable, Voice | None], Arguments
+        ] = {}  # traced before the optimizer had its variables
         self._updates: dict[Hashable, Update] = {}
         self._penalty_trace: Any = None
         self.parameters: list[tf.Variable] = []
@@ -74,9 +77,19 @@ class Descent:
         if self._settings.penalty is not None:
             self._penalty_trace = _penalty_trace(self._settings.penalty, parameters)
         if not self.optimizer.built:
-            self.optimizer.build(parameters)
+            self.optimizer.build(as_keras(parameters))
+            self._trace_scaled()
         self.parameters = parameters
         self.slots = [getattr(v, "value", v) for v in self.optimizer.variables]
+
+    def _trace_scaled(self) -> None:
+        """Trace again what an optimizer scales by a variable of its own, which is there only now.
+
+        The first traces, which found the parameters, hold the initial scale as a constant.
+        """
+        for (key, voice), part in self._unscaled.items():
+            self._objectives[key, voice] = self._traced(part, voice)
+        self._unscaled = {}
 
     def objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
@@ -89,16 +102,22 @@ class Descent:
         """The trace for slices like this one, as this replica speaks."""
         key = (part.key(), voice)
         if key not in self._objectives:
-            self._objectives[key] = Objective(
-                self._settings.loss,
-                part,
-                self.optimizer.scale_loss,
-                voice,
-                self._settings.trainable or not_frozen,
-                timed=self._timed,
-                examined=self._examined,
-            )
+            self._objectives[key] = self._traced(part, voice)
+            own_scale = type(self.optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
+            if own_scale and not self.optimizer.built:
+                self._unscaled[key] = part
         return self._objectives[key]
+
+    def _traced(self, part: Arguments, voice: Voice | None) -> Objective:
+        return Objective(
+            self._settings.loss,
+            part,
+            self.optimizer.scale_loss,
+            voice,
+            self._settings.trainable or not_frozen,
+            timed=self._timed,
+            examined=self._examined,
+        )
 
     def told(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such slices: how many replicas work, the dtype of the loss, those of the metrics."""

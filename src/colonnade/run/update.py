@@ -5,11 +5,14 @@ part. So the whole update is one function. Called with other handles it updates 
 parameter has an owner, the ops that work for it are put on the owner's device.
 """
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.graph import ancestors, captures
 from colonnade.run.residence import dealt
 
@@ -26,19 +29,20 @@ class Update:
     def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
         present = [i for i, spec in enumerate(specs) if spec is not None]
         packed = [specs[i] for i in present]
+        trained = as_keras([parameters[i] for i in present])
 
         @tf.autograph.experimental.do_not_convert
         def apply(*components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
             if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
                 gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            optimizer.apply(gradients, [parameters[i] for i in present])
+            optimizer.apply(gradients, trained)
             return tf.constant(0)
 
         self._parameters = list(parameters)
         self._specs = tf.nest.flatten(packed, expand_composites=True)
         with tf.init_scope():
-            self.concrete = tf.function(apply, autograph=False).get_concrete_function(*self._specs)
+            self.concrete = _traced(apply, self._specs, optimizer)
         self.captures = captures(self.concrete)
 
     def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
@@ -129,3 +133,22 @@ class Update:
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
+
+
+def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
+    """Each with the Keras variable around it, if there is one: that knows its constraint and its path.
+
+    Nothing leads from the one to the other, so all Keras variables of the process are looked at.
+    """
+    known = {v.value.ref(): v for v in gc.get_objects() if issubclass(type(v), keras.Variable)}
+    return [known.get(variable.ref(), variable) for variable in variables]
+
+
+def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:
+    try:
+        return tf.function(apply, autograph=False).get_concrete_function(*specs)
+    except ValueError as error:
+        if "Unknown variable" not in str(error):
+            raise
+        rule, fix = "is built for other variables than the loss trains", "Make a new optimizer for this loss"
+        raise InvalidArgument("Trainer()", [Problem("optimizer", optimizer.name, rule, fix)]) from None
