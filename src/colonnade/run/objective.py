@@ -5,13 +5,13 @@ A loss function returns one loss per example, or a scalar that is the mean of it
 gradient is that of the weighted mean over the global batch, for any split of that batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.split import Arguments, is_tensor
 from colonnade.run.trace import Traced, Voice, tensor_leaves
 
@@ -119,10 +119,12 @@ def total_of(result: Any, factor: Any, rows: int) -> Share:
     """What a slice of `rows` examples adds to the global batch; `factor` is one over its size."""
     losses, metrics, outputs = _parts(result)
     if isinstance(losses, Weighted):
-        weights = tf.cast(losses.weights, losses.losses.dtype)
-        loss, weight = tf.reduce_sum(losses.losses * weights), tf.reduce_sum(weights)
+        each = _floats(losses.losses)
+        weights = tf.cast(losses.weights, each.dtype)
+        check("the loss function", _other_shapes(each, weights, metrics))
+        loss, weight = tf.reduce_sum(each * weights), tf.reduce_sum(weights)
         values = {
-            name: tf.reduce_sum(tf.cast(value, loss.dtype) * weights) for name, value in metrics.items()
+            name: tf.reduce_sum(tf.cast(value, each.dtype) * weights) for name, value in metrics.items()
         }
     else:
         loss, weight = _mean(losses, factor, rows, "loss"), None
@@ -146,11 +148,32 @@ def _parts(result: Any) -> tuple[Any, dict[str, Any], Any]:
     return losses, metrics, outputs
 
 
+def _floats(values: Any) -> Any:
+    """Numbers that can be added up: whole ones become floats, and halves lose too much in a sum."""
+    values = tf.convert_to_tensor(values)
+    exact = values.dtype.is_floating and values.dtype.size >= 4
+    return values if exact else tf.cast(values, tf.float32)
+
+
+def _other_shapes(losses: Any, weights: Any, metrics: dict[str, Any]) -> Iterator[Problem]:
+    """What would be broadcast when it is multiplied by weights; a metric that is one number may be."""
+    if not _same_shape(weights, losses):
+        rule = f"must have the shape of the losses, {tuple(losses.shape)}"
+        yield Problem("weights", tuple(weights.shape), rule, "Give every loss its weight")
+    for name, value in metrics.items():
+        values = tf.convert_to_tensor(value)
+        if values.shape.rank != 0 and not _same_shape(values, losses):
+            rule = f"must be a number or have the shape of the losses, {tuple(losses.shape)}"
+            yield Problem(name, tuple(values.shape), rule, "It is weighted like the losses")
+
+
+def _same_shape(one: Any, other: Any) -> bool:
+    return bool(one.shape.rank == other.shape.rank and one.shape.is_compatible_with(other.shape))
+
+
 def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
     """What a slice adds to the mean over the global batch; `factor` is one over that batch's size."""
-    values = tf.convert_to_tensor(values)
-    if not values.dtype.is_floating:
-        values = tf.cast(values, tf.float32)
+    values = _floats(values)
     factor = tf.cast(factor, values.dtype)
     if values.shape.rank == 0:
         return values * (factor * rows)
