@@ -68,6 +68,7 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
         return
     if len(traces) == 1:
         return
+    yield from _remembering(traces[0])
     fix = "Call the layer from the function itself, or leave synchronized=True out"
     for name in dict.fromkeys(name for traced in traces for name in _marks_of_called(traced)):
         rule = "is synchronised inside a loop, a branch or a tf.function, where a trace cannot be cut"
@@ -88,6 +89,7 @@ def refusals(traced: Traced) -> Iterator[Problem]:
     if traced.crossings.pipelines:
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("function", "a function", rule, "Call the pipeline by itself")
+    yield from _remembering(traced)
     names = [name.rpartition("/")[0] or name for name in (*traced.marks, *_marks_of_called(traced))]
     for name in dict.fromkeys([*names[:1], *_still_local(traced)]):
         rule = "has synchronized=True, but replicas run by themselves here"
@@ -199,6 +201,17 @@ def _marks_of_called(traced: Traced) -> Iterator[str]:
     """Marks in functions that the trace calls."""
     for function in traced.concrete.graph.as_graph_def().library.function:
         yield from (node.name for node in function.node_def if MARK in node.name)
+
+
+def _remembering(traced: Traced) -> Iterator[Problem]:
+    """Recurrent layers that carry a state for each row from batch to batch."""
+    written = {variable.ref() for variable in traced.written}
+    for layer in gc.get_objects() if written else []:
+        if not issubclass(type(layer), keras.layers.RNN) or not layer.stateful:
+            continue
+        if not written.isdisjoint(state.value.ref() for state in tf.nest.flatten(layer.states or [])):
+            rule = "has stateful=True: it keeps a state for each row, which several devices would mix up"
+            yield Problem("layer", layer.name, rule, "Leave stateful=True out, or use one device")
 
 
 def _still_local(traced: Traced) -> Iterator[str]:
