@@ -147,10 +147,172 @@ def test_a_train_step_of_its_own_is_refused():
         cn.fit(own, X, Y, devices=2)
 
 
-def test_masks_are_refused():
-    made = keras.Sequential(
-        [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2), keras.layers.Dense(3)]
-    )
-    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+IDS = np.array([[1, 2, 0, 0], [1, 2, 3, 4], [3, 0, 0, 0], [1, 1, 1, 0], [2, 2, 2, 2], [1, 0, 0, 0]])
+
+
+def inside(*layers):
+    """The layers, in a model inside a model, which `model.layers` does not show."""
+    outer = keras.Sequential([keras.Sequential([keras.Input([4]), *layers]), keras.layers.Dense(2)])
+    outer.compile(keras.optimizers.SGD(0.5), "mse")
+    return outer
+
+
+def test_a_mask_at_the_output_is_refused_wherever_it_comes_from():
+    embedding = keras.layers.Embedding(5, 3, mask_zero=True)
+    made = inside(embedding, keras.layers.LSTM(2, return_sequences=True))
+    before = embedding.embeddings.numpy()
     with pytest.raises(cn.InvalidArgument, match=r"cn\.Weighted"):
-        cn.fit(made, np.ones([8, 4]), np.ones(8), devices=2)
+        cn.fit(made, IDS, np.ones([6, 4, 2]), devices=2, verbose=0)
+    assert np.array_equal(embedding.embeddings.numpy(), before)
+    cn.fit(made, IDS, np.ones([6, 4, 2]), devices=1, verbose=0)  # is exact
+
+
+def weights_and_history(make, x, y, **arguments):
+    """With Keras alone, and with `cn.fit` on two devices."""
+    both = []
+    for fit in (lambda m, **a: m.fit(x, y, **a), lambda m, **a: cn.fit(m, x, y, devices=2, **a)):
+        keras.utils.set_random_seed(0)
+        made = make()
+        found = fit(made, verbose=0, shuffle=False, **{"batch_size": 8, "epochs": 2, **arguments}).history
+        both.append((made.get_weights(), found))
+    return both
+
+
+def assert_equal_to_keras(*arguments, **options):
+    (expected, of_keras), (weights, history) = weights_and_history(*arguments, **options)
+    for a, b in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert history.keys() == of_keras.keys()
+    for name in history:
+        np.testing.assert_allclose(history[name], of_keras[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_mask_that_ends_inside_is_no_hindrance():
+    layers = keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2)
+    (start,) = [layer.get_config() for layer in layers[:1]]
+
+    def make():
+        return inside(keras.layers.Embedding.from_config(start), keras.layers.LSTM(2))
+
+    assert_equal_to_keras(make, IDS, np.ones([6, 2]), batch_size=6)
+
+
+class Plain(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.extra = keras.metrics.Mean(name="extra")
+        self.compile(keras.optimizers.SGD(0.1), "mse")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class WithoutTraining(Plain):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return keras.ops.mean((y - y_pred) ** 2)
+
+
+class OwnMetrics(Plain):
+    @property
+    def metrics(self):
+        return [self.extra]
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.extra.update_state(y_pred)
+        return {"extra": self.extra.result()}
+
+
+class OwnLossMetric(Plain):
+    """As Keras documents it: a metric of its own called loss, updated by the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.tracked = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracked]
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        loss = keras.ops.mean((y - y_pred) ** 2)
+        self.tracked.update_state(loss, sample_weight=y.shape[0])
+        return loss
+
+
+TARGETS = RNG.normal(size=(70, 2)).astype("float32")
+
+
+@pytest.mark.parametrize("make", [WithoutTraining, OwnMetrics, OwnLossMetric])
+def test_overrides_that_keras_documents_train_and_count_as_with_keras(make):
+    assert_equal_to_keras(make, X[:17], TARGETS[:17])
+
+
+def two_outputs():
+    given = keras.Input([6])
+    made = keras.Model(given, [keras.layers.Dense(2, name=name)(given) for name in ("a", "b")])
+    made.compile(keras.optimizers.SGD(0.1), ["mse", "mae"], metrics=[["mae"], ["mse"]])
+    return made
+
+
+def test_losses_of_several_outputs_where_a_batch_has_fewer_rows_than_devices():
+    assert_equal_to_keras(two_outputs, X[:17], [TARGETS[:17], TARGETS[:17]])
+
+
+@pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
+def test_losses_of_several_outputs_add_up_in_every_mode(sync):
+    made = two_outputs()
+    history = cn.fit(
+        made, X[:16], [TARGETS[:16]] * 2, devices=2, sync=sync, batch_size=8, epochs=1, verbose=0
+    ).history
+    total = history["a_loss"][0] + history["b_loss"][0]
+    assert total == pytest.approx(history["loss"][0], rel=1e-5)  # 16 rows: all batches alike
+
+
+def constrained():
+    made = keras.Sequential(
+        [keras.Input([6]), keras.layers.Dense(4, kernel_constraint="non_neg"), keras.layers.Dense(2)]
+    )
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return made
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_constraints_hold(home):
+    def fit(made):
+        return cn.fit(made, X, TARGETS, devices=2, variables=home, shuffle=False, epochs=2, verbose=0)
+
+    keras.utils.set_random_seed(0)
+    alone = constrained()
+    alone.fit(X, TARGETS, shuffle=False, epochs=2, verbose=0)
+    keras.utils.set_random_seed(0)
+    made = constrained()
+    fit(made)
+    assert made.layers[0].kernel.numpy().min() == 0.0
+    for a, b in zip(made.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_train_step_of_the_instance_is_refused():
+    made = model()
+    made.train_step = lambda data: {"loss": 42.0}
+    with pytest.raises(cn.InvalidArgument, match="train_step"):
+        cn.fit(made, X, Y, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [("dice", True), (keras.losses.Tversky(), True), (keras.losses.Dice(axis=(1,)), False)],
+)
+def test_losses_that_are_quotients_over_all_examples_are_refused(loss, refused):
+    def make():
+        made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2, "sigmoid")])
+        made.compile(keras.optimizers.SGD(0.1), loss)
+        return made
+
+    if refused:
+        with pytest.raises(cn.InvalidArgument, match="axis"):
+            cn.fit(make(), X, TARGETS, devices=2)
+        cn.fit(make(), X, TARGETS, devices=1, verbose=0)
+    else:
+        assert_equal_to_keras(make, X[:17], (TARGETS[:17] > 0).astype("float32"))

@@ -11,8 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.errors import Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.deferred import Deferred
 from colonnade.run.engine import Outcome, Settings, Sync, home, sync_problems
 from colonnade.run.lockstep import Synchronous
 from colonnade.run.parallel import Devices
@@ -20,6 +21,9 @@ from colonnade.run.split import Arguments
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
+# These are quotients of sums over their dims, by default over the examples too.
+QUOTIENTS = (keras.losses.Dice, keras.losses.Tversky)
+QUOTIENTS_OF_ALL = ("dice", "tversky", keras.losses.dice, keras.losses.tversky)
 
 
 def fit(
@@ -58,7 +62,7 @@ def fit(
         2
     """
     chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
-    check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model)])
+    check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model, len(chosen))])
     model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
     try:
         return model.fit(x, y, **arguments)
@@ -72,6 +76,11 @@ class _Step:
     def __init__(self, model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str) -> None:
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
+        self._loss_takes_training = "training" in inspect.signature(model.compute_loss).parameters
+        self._num_devices = len(devices)
+        self._masked: list[str] = []  # outputs with a mask
+        # What the loss does to metrics; Keras has built them all by the first step.
+        self._deferred = Deferred([])
         settings = Settings(
             self._loss,
             model.optimizer,
@@ -95,10 +104,28 @@ class _Step:
 
     def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
         prediction = self._model(x, training=True) if self._takes_training else self._model(x)
-        loss = self._model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=True)
-        return loss, {}, prediction
+        self._note_masks(prediction)
+        self._deferred = Deferred(self._all_metrics())
+        options = {"training": True} if self._loss_takes_training else {}
+        with self._deferred as noted:
+            loss = self._model.compute_loss(x, y, prediction, weight, **options)
+        return loss, {}, (prediction, noted.values)
+
+    def _all_metrics(self) -> list[Any]:
+        """Those of Keras, of which the first is that of the loss, and those of a `metrics` of the model."""
+        known = [*keras.Model.metrics.fget(self._model), *self._model.metrics]
+        return list({id(metric): metric for metric in known}.values())
+
+    def _note_masks(self, prediction: Any) -> None:
+        """Keras leaves a mask on the output, and its losses do not count what is masked."""
+        outputs = tf.nest.flatten(prediction)
+        self._masked = [o.name for o in outputs if getattr(o, "_keras_mask", None) is not None]
 
     def _trained(self, used: Sequence[tf.Variable]) -> list[tf.Variable]:
+        if self._num_devices > 1 and self._masked:
+            rule = "has a mask at its output, so slices with more masked would count too much"
+            fix = "Use cn.Trainer with cn.Weighted(losses, mask)"
+            raise InvalidArgument("fit()", [Problem("model", self._model.name, rule, fix)])
         trained = {variable.value.ref() for variable in self._model.trainable_variables}
         return [variable for variable in used if variable.ref() in trained]
 
@@ -110,13 +137,14 @@ class _Step:
         return measure(found.loss, found.outputs, x, y, weight, batch.size("fit()"))
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
-        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-        tracker = next(metric for metric in self._model.metrics if metric.name == "loss")
-        tracker.update_state(loss, sample_weight=rows)
+        predictions, noted = zip(*outputs, strict=True)
+        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *predictions)
+        self._deferred.make(noted, [tf.shape(tf.nest.flatten(part)[0])[0] for part in predictions])
+        self._all_metrics()[0].update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
 
-def _problems(model: Any) -> Iterator[Problem]:
+def _problems(model: Any, num_devices: int) -> Iterator[Problem]:
     if not isinstance(model, keras.Model):
         yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
         return
@@ -124,7 +152,7 @@ def _problems(model: Any) -> Iterator[Problem]:
         yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
         return
     for name in ("train_step", "make_train_function"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name):
             rule = f"has a {name} of its own, which is written for one device"
             yield Problem("model", model.name, rule, "Put its loss into a function for cn.Trainer")
     if model.run_eagerly:
@@ -135,7 +163,12 @@ def _problems(model: Any) -> Iterator[Problem]:
             rule = f"has reduction={reduction!r}, which is not the mean of the slices' losses"
             fix = "Use sum_over_batch_size, or cn.Trainer with cn.Weighted"
             yield Problem("loss", getattr(loss, "name", loss), rule, fix)
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
-            rule = "masks parts of examples, so slices with more masked count too much"
-            yield Problem("model", layer.name, rule, "Use cn.Trainer with cn.Weighted(losses, mask)")
+        if num_devices > 1 and _is_quotient(loss):
+            rule = "is a quotient of sums over all examples, which is not the mean of the slices' losses"
+            yield Problem("loss", getattr(loss, "name", loss), rule, "Give it axis=... without 0")
+
+
+def _is_quotient(loss: Any) -> bool:
+    if isinstance(loss, QUOTIENTS):
+        return loss.axis is None or 0 in tf.nest.flatten(loss.axis)
+    return loss in QUOTIENTS_OF_ALL
