@@ -72,3 +72,85 @@ def test_a_dict_arrives_in_single_steps_and_in_make_parallel():
         "y": [2.0] * 4,
         "p": [5.0] * 4,
     }
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous()], ids=repr)
+def test_a_list_of_batches_is_gone_through_again(sync):
+    w = tf.Variable(1.0)
+    made = trainer(lambda x: x * w, sync=sync)
+    batches = [numbered(2, i) for i in (1.0, 2.0, 3.0)]
+    assert made.fit(batches, epochs=3, progress=False).losses == [1.0, 2.0, 3.0] * 3
+
+
+def test_an_iterator_cannot_be_gone_through_again():
+    w = tf.Variable(1.0)
+    made = trainer(lambda x: x * w)
+    with pytest.raises(cn.InvalidArgument, match="an iterator is at its end"):
+        made.fit(iter([numbered(2, 1.0)]), epochs=2, progress=False)
+    assert made.fit(iter([numbered(2, 1.0)]), epochs=1, progress=False).losses == [1.0]
+
+
+def padded(widths, shape=(None,)):
+    """Batches of two rows of ones, as wide as their widest; some widths repeat and come back."""
+    rows = tf.data.Dataset.from_generator(
+        lambda: (np.ones(n, "float32") for n in widths), output_signature=tf.TensorSpec(shape, tf.float32)
+    )
+    return rows.padded_batch(2)
+
+
+WIDTHS = (3, 3, 3, 3, 5, 4, 4, 4, 3, 3, 2)
+SUMS = [3.0, 3.0, 4.5, 4.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous(), cn.LocalSGD(2)], ids=repr)
+def test_padded_batches_of_several_widths(sync):
+    w = tf.Variable(1.0)
+    made = trainer(lambda x: tf.reduce_sum(x * w, 1), sync=sync)
+    assert made.fit(padded(WIDTHS), progress=False).losses == SUMS
+    ones = (np.ones([2, n], "float32") for n in (3, 3, 5))
+    assert made.fit(ones, progress=False).losses == [3.0, 3.0, 5.0]
+    assert made.evaluate(padded(WIDTHS)).loss == pytest.approx(sum(WIDTHS) / len(WIDTHS))
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2)], ids=repr)
+def test_ragged_batches(sync):
+    w = tf.Variable(1.0)
+    made = trainer(lambda x: tf.reduce_sum(x * w, 1), sync=sync)
+    rows = tf.ragged.constant([[1.0] * n for n in WIDTHS])
+    assert made.fit(tf.data.Dataset.from_tensor_slices(rows).batch(2), progress=False).losses == SUMS
+    assert made.fit([rows[i : i + 2] for i in (0, 4)], progress=False).losses == [3.0, 4.5]
+    assert [made.train_on_batch(rows[i : i + 2]).loss for i in (0, 4)] == [3.0, 4.5]
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2)], ids=repr)
+def test_sparse_batches(sync):
+    w = tf.Variable(tf.ones([5, 1]))
+    made = trainer(lambda x: tf.sparse.sparse_dense_matmul(x, w)[:, 0], sync=sync)
+    dense = np.array([[1.0] * n + [0.0] * (5 - n) for n in WIDTHS], "float32")
+    data = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(dense)).batch(2)
+    assert made.fit(data, progress=False).losses == SUMS
+    parts = [tf.sparse.from_dense(dense[i : i + 2]) for i in (0, 4)]
+    assert made.fit(parts, progress=False).losses == [3.0, 4.5]
+    assert [made.train_on_batch(part).loss for part in parts] == [3.0, 4.5]
+
+
+def test_ragged_and_sparse_batches_are_refused_by_an_asynchronous_fit():
+    w = tf.Variable(1.0)
+    made = trainer(lambda x: tf.reduce_sum(x * w, 1), sync=cn.Asynchronous())
+    for batch in (tf.ragged.constant([[1.0], [1.0, 1.0]]), tf.sparse.from_dense(np.eye(2, dtype="float32"))):
+        with pytest.raises(cn.InvalidArgument, match="ragged or sparse"):
+            made.fit([batch], progress=False)
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous()], ids=repr)
+def test_a_scalar_may_come_first(sync):
+    w = tf.Variable(1.0)
+    made = trainer(lambda s, x: x * w * s, sync=sync)
+    data = tf.data.Dataset.from_tensor_slices(numbered(10, 1.0)).batch(4).map(lambda x: (tf.constant(2.0), x))
+    assert made.fit(data, progress=False).losses == [2.0, 2.0, 2.0]
+
+
+def test_arrays_in_a_list_are_told_to_be_a_tuple():
+    made = trainer(lambda x, y: x)
+    with pytest.raises(cn.InvalidArgument, match=r"pass a tuple: \(x, y\)"):
+        made.fit([numbered(4, 1.0), numbered(4, 1.0)], batch_size=2)

@@ -527,3 +527,165 @@ def test_no_warning_at_the_end_of_the_data():
         TF_CPP_MIN_LOG_LEVEL="0",
     )
     assert out == "6\n"
+
+
+def scaled(**options):
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.25), initial_scale=4.0, dynamic_growth_steps=2, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"variables": home} for home in ("shared", "mirrored", "partitioned")),
+        {"sync": cn.LocalSGD(1)},
+        {"sync": cn.Asynchronous(), "devices": 1},
+    ],
+    ids=str,
+)
+def test_a_dynamic_loss_scale_moves_with_the_training(options):
+    def run(fit):
+        w, optimizer = tf.Variable([0.0, 1.0]), scaled()
+        fit(w, optimizer)
+        return w.numpy().tolist(), float(optimizer.dynamic_scale)
+
+    x = X[:6, :2]
+
+    def alone(w, optimizer):
+        optimizer.build([w])
+        for _ in range(6):
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(tf.reduce_mean(tf.reduce_sum((x - w) ** 2, 1)))
+            optimizer.apply([tape.gradient(loss, w)], [w])
+
+    def together(w, optimizer):
+        trainer = cn.Trainer(lambda x: tf.reduce_sum((x - w) ** 2, 1), optimizer, **{"devices": 2, **options})
+        trainer.train_on_batch(x)
+        trainer.fit([x] * 5, progress=False)
+
+    weights, scale = run(together)
+    expected, moved = run(alone)
+    assert scale == moved == 32.0
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_optimizers_that_look_at_keras_variables(home):
+    keras.utils.set_random_seed(0)
+    start = keras.layers.Dense(3)
+    start.build([None, 4])
+    found = []
+    for devices in (None, 2):
+        layer, optimizer = keras.layers.Dense(3), keras.optimizers.Muon(0.1)
+        layer.build([None, 4])
+        layer.set_weights(start.get_weights())
+        if devices is None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(layer(X[:6]) ** 2, 1))
+            weights = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        else:
+            loss = lambda x, layer=layer: tf.reduce_sum(layer(x) ** 2, 1)  # noqa: E731
+            cn.Trainer(loss, optimizer, devices=devices, variables=home).train_on_batch(X[:6])
+        found.append(layer.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_an_optimizer_of_other_variables_is_refused():
+    w, optimizer = tf.Variable(1.0), keras.optimizers.SGD(0.1)
+    optimizer.build([tf.Variable(1.0)])
+    with pytest.raises(cn.InvalidArgument, match="built for other variables"):
+        cn.Trainer(lambda x: x * w, optimizer, devices=2).train_on_batch(tf.ones([4]))
+
+
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2), cn.Asynchronous()], ids=repr)
+def test_stateful_layers_are_refused_on_several_devices(sync):
+    layer = keras.layers.LSTM(2, stateful=True, name="memory")
+    made = keras.Sequential([keras.Input(batch_shape=[2, 3, 2]), layer])
+
+    def trainer(devices):
+        return cn.Trainer(
+            lambda x: tf.reduce_sum(made(x) ** 2, 1), keras.optimizers.SGD(0.1), devices=devices, sync=sync
+        )
+
+    with pytest.raises(cn.InvalidArgument, match="memory") as caught:
+        trainer(2).train_on_batch(np.ones([4, 3, 2], "float32"))
+    assert "stateful=True" in str(caught.value)
+    if isinstance(sync, cn.Synchronous):
+        assert trainer(1).train_on_batch(np.ones([2, 3, 2], "float32")).step == 1
+
+
+def test_weights_and_weighted_metrics_have_the_shape_of_the_losses():
+    w = tf.Variable(1.0)
+
+    def trainer(weights, metric):
+        return cn.Trainer(
+            lambda x: (cn.Weighted(x * w, weights(x)), {"m": metric(x)}), keras.optimizers.SGD(0.0), devices=2
+        )
+
+    x = tf.constant([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(cn.InvalidArgument, match="shape of the losses") as caught:
+        trainer(lambda x: x[:, None], lambda x: x[None, :]).train_on_batch(x)
+    assert [problem.argument for problem in caught.value.problems] == ["weights", "m"]
+    record = trainer(lambda x: x, lambda x: tf.reduce_max(x) * 0 + 7.0).train_on_batch(x)
+    assert (record.loss, record.metrics["m"]) == (3.0, 7.0)
+
+
+@pytest.mark.parametrize("half", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_in_half_precision_are_added_up_in_single(half, weighted):
+    w = tf.Variable(tf.cast(5.0, half))
+    loss = (lambda x: cn.Weighted(x * w, x)) if weighted else (lambda x: x * w)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=2)
+    x = tf.ones([30_001], half)
+    assert trainer.train_on_batch(x).loss == pytest.approx(5.0, rel=1e-5)
+    assert trainer.evaluate(x, batch_size=30_001).loss == pytest.approx(5.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("log_every", [1, 7, 100])
+def test_the_limit_of_skipped_steps_does_not_depend_on_the_log(log_every):
+    _, _, trainer, bad = poisoned("shared", on_nan="skip")
+    good = [(X[:12], Y[:12])] * 3
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        trainer.fit([*good, *[(bad, Y[:12])] * 30, *good], progress=False, log_every=log_every)
+    assert (trainer.step, trainer.skipped) == (23, 20)
+    trainer.fit([*[(bad, Y[:12])] * 19, *good] * 2, progress=False, log_every=log_every)
+    assert trainer.skipped == 20 + 38
+
+
+def test_skipped_steps_in_a_row_are_counted_across_calls():
+    _, _, trainer, bad = poisoned("shared", on_nan="skip")
+    for _ in range(12):
+        trainer.train_on_batch(bad, Y[:12])
+    trainer.fit([(bad, Y[:12])] * 4, progress=False)
+    for _ in range(3):
+        trainer.train_on_batch(bad, Y[:12])
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        trainer.train_on_batch(bad, Y[:12])
+    assert (trainer.step, trainer.skipped) == (20, 20)
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored"])
+def test_a1_fifty_steps_on_1_2_and_4_devices(home):
+    """In float64, where nothing but the order of sums can differ: 50 steps carry that to 1e-13 at most."""
+    keras.utils.set_random_seed(0)
+    start = [RNG.normal(size=shape) for shape in ([4, 8], [8], [8, 1])]
+    runs = []
+    for devices in (1, 2, 4):
+        a, b, c = (tf.Variable(value) for value in start)
+        trainer = cn.Trainer(
+            lambda x, y, a=a, b=b, c=c: tf.squeeze((tf.nn.tanh(x @ a + b) @ c - y) ** 2, 1),
+            keras.optimizers.Adam(0.01),
+            devices=devices,
+            variables=home,
+        )
+        history = trainer.fit(
+            (X.astype("float64"), Y.astype("float64")), batch_size=13, steps=50, progress=False
+        )
+        runs.append([np.asarray(history.losses), *(v.numpy() for v in (a, b, c))])
+    for run in runs[1:]:
+        for found, expected in zip(run[1:], runs[0][1:], strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(run[0], runs[0][0], rtol=1e-6)  # the history is float32

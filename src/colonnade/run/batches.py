@@ -53,7 +53,7 @@ class Batches:
         found = self.iterator.get_next_as_optional()
         self.size = 0
         if found.has_value():
-            size, batch = found.get_value()
+            size, _, batch = found.get_value()
             self.go_on_with(int(size), tf.nest.flatten(batch, expand_composites=True))
 
     def pass_over(self, begun: int) -> None:
@@ -125,7 +125,25 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _with_size(*batch: Any) -> tuple[Any, tuple[Any, ...]]:
-    first = tf.nest.flatten(batch)[0]
-    rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-    return tf.cast(rows, tf.int32), batch
+def _with_size(*batch: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The number of rows, the dims of everything, the batch."""
+    tensors = tf.nest.flatten(batch)
+    rows = next((t for t in tensors if t.shape.rank != 0), None)
+    return tf.constant(1) if rows is None else _dims(rows)[0], dims(tensors), batch
+
+
+def dims(tensors: Sequence[Any]) -> Any:
+    """The dims of all that a graph is built for, one after the other.
+
+    The lengths of rows of a ragged tensor, and how many values a sparse one has, are not among them.
+    """
+    return tf.concat([_dims(tensor) for tensor in tensors], axis=0)
+
+
+def _dims(tensor: Any) -> Any:
+    if isinstance(tensor, tf.RaggedTensor):
+        rows = tf.cast(tensor.nrows(), tf.int32)
+        return tf.concat([[rows], tf.shape(tensor.flat_values)[1:]], axis=0)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape, tf.int32)
+    return tf.shape(tensor)

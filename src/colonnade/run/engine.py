@@ -65,7 +65,12 @@ class Chunk:
     skipped: int
     updates: int
     ages: dict[int, int] = field(default_factory=dict)  # how many gradients of each age were applied
+    # Steps in a row without an update, up to the end of it; None if only `updates` tells.
+    idle: int | None = None
 
+
+# With on_nan="skip", this many steps in a row without an update end the training.
+MOST_SKIPPED = 20
 
 # What becomes of a step: called with its outcome and its batch, where the step is made.
 Then = Callable[[Outcome, Arguments], Any]
@@ -95,6 +100,7 @@ class Steps(Protocol):
     """Makes steps."""
 
     rows: int  # of the batch at hand
+    idle: int  # steps in a row without an update, up to now
 
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` made of it."""

@@ -27,9 +27,10 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         return data.map(unconverted(as_arguments))
     if is_generator(data):
         if batch_size is not None:
-            rule = "is for arrays; a generator makes its own batches"
-            raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Leave it out")])
-        return _from_generator(iter(data), where).map(unconverted(as_arguments))
+            rule = "is for arrays; a list or a generator has its own batches"
+            fix = "Leave it out; or, if these are arrays, pass a tuple: (x, y)"
+            raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, fix)])
+        return _from_batches(data, where).map(unconverted(as_arguments))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
@@ -86,13 +87,28 @@ def _check_arrays(arrays: tuple[Any, ...], batch_size: Any, where: str) -> None:
         raise InvalidArgument(where, problems)
 
 
-def _from_generator(batches: Iterator[Any], where: str) -> tf.data.Dataset:
+def _from_batches(data: Any, where: str) -> tf.data.Dataset:
+    """A list is gone through again for every pass, an iterator once."""
+    batches = iter(data)
     try:
         first = next(batches)
     except StopIteration:
         raise InvalidArgument(
             where, [Problem("data", "a generator", "gave no batch", "Make a new generator for each fit")]
         ) from None
-    arrays = tf.nest.map_structure(tf.convert_to_tensor, first)
-    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), arrays)
-    return tf.data.Dataset.from_generator(lambda: itertools.chain([first], batches), output_signature=spec)
+    spec = tf.nest.map_structure(_spec_of, first)
+    once = isinstance(data, Iterator)
+    return tf.data.Dataset.from_generator(
+        lambda: itertools.chain([first], batches) if once else iter(data), output_signature=spec
+    )
+
+
+def _spec_of(value: Any) -> Any:
+    """For values like this one, whatever their dims: batches may be padded to different widths."""
+    if isinstance(value, tf.RaggedTensor):
+        shape = [None] * value.shape.rank
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None] * value.shape.rank, value.dtype)
+    tensor = tf.convert_to_tensor(value)
+    return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)

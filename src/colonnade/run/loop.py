@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from colonnade.run.batches import Batches
-from colonnade.run.engine import Chunk, Outcome, Then
+from colonnade.run.batches import Batches, dims
+from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.split import Arguments
 
 
@@ -40,6 +40,7 @@ class Loop:
         self._single: dict[Hashable, Any] = {}
         self._many: dict[Hashable, Any] = {}
         self.rows = 0  # of the batch at hand
+        self.idle = 0  # steps in a row without an update; the trainer counts them
 
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
@@ -53,7 +54,7 @@ class Loop:
                 return self._then(self._engine.step(batch), batch)
 
             self._single[key] = tf.function(step, autograph=False).get_concrete_function(
-                *[tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+                *[tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
             )
         return self._single[key](*arguments.components())
 
@@ -82,52 +83,56 @@ class Loop:
         return list(self._engine.told(arguments)[2])
 
     def _compile(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
-        """A function (iterator, steps, size, batch) -> (steps done, next size and batch, what happened).
+        """A function (iterator, steps, idle, size, batch) -> (steps done, next size and batch, ...).
 
         The batch at hand is a loop variable and the next one is fetched at the end of a turn, so the
-        loop can end before a batch of another size, or at the end of the data, and hand it back. The
-        size comes with the data: TensorFlow's optimiser takes the shape of the first turn for that
+        loop can end before a batch of other dims, or at the end of the data, and hand it back. The
+        dims come with the data: TensorFlow's optimiser takes the shape of the first turn for that
         of all turns.
         """
-        components = arguments.components()
-        rows = arguments.size("the batch")
-        loose = [tf.TensorShape([None, *c.shape[1:]]) if c.shape.rank else c.shape for c in components]
+        components = _known(arguments)
+        loose = [tf.TensorShape([None] * c.shape.rank) for c in components]
+        here = dims([leaf.value for leaf in arguments.tensors]).numpy()
 
-        def fetch(source: Any, like: Sequence[Any]) -> tuple[Any, list[Any]]:
+        def fetch(source: Any, like: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
             optional = source.get_next_as_optional()
 
             def value() -> list[Any]:
                 return [tf.identity(t) for t in tf.nest.flatten(optional.get_value(), expand_composites=True)]
 
             # At the end of the data the size is 0, and the batch does not matter.
-            size, *following = tf.cond(
-                optional.has_value(), value, lambda: [tf.constant(0), *(tf.identity(t) for t in like)]
+            nothing = [tf.constant(0), tf.zeros_like(here)]
+            size, shape, *following = tf.cond(
+                optional.has_value(), value, lambda: [*nothing, *(tf.identity(t) for t in like)]
             )
-            return size, following
+            # Other ranks cannot be compared number by number.
+            same = tf.raw_ops.Equal(x=shape, y=here, incompatible_shape_error=False)
+            return size, tf.reduce_all(same), following
 
-        def run(source: Any, steps: Any, size: Any, *batch: Any) -> Any:
+        def run(source: Any, steps: Any, idle: Any, size: Any, *batch: Any) -> Any:
             replicas, dtype, metric_types = self._engine.told(arguments)
             like = [tf.zeros([replicas], dtype), *(tf.zeros([], kind) for kind in metric_types.values())]
 
-            def goes_on(i: Any, size: Any, *rest: Any) -> Any:
-                return (i < steps) & (size == rows)
+            def goes_on(i: Any, idle: Any, size: Any, same: Any, *rest: Any) -> Any:
+                return (i < steps) & same & (idle < MOST_SKIPPED)
 
-            def turn(i: Any, size: Any, *rest: Any) -> Any:
+            def turn(i: Any, idle: Any, size: Any, same: Any, *rest: Any) -> Any:
                 current, (losses, skipped, *_) = rest[: len(components)], rest[len(components) :]
                 fixed = [
                     tf.ensure_shape(c, known.shape) for c, known in zip(current, components, strict=True)
                 ]
                 found = self._engine.step(arguments.with_components(fixed))
-                size, following = fetch(source, current)
+                size, same, following = fetch(source, current)
+                left_out = tf.cast(found.skipped, tf.int32)
+                idle = tf.where(left_out > 0, idle + 1, 0)
                 told = [found.replicas, *found.metrics.values()]
                 losses = losses.write(i, tf.cast(found.loss, tf.float32))
-                return (i + 1, size, *following, losses, skipped + found.skipped, *told)
+                return (i + 1, idle, size, same, *following, losses, skipped + left_out, *told)
 
             losses = tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[])
-            start = (tf.constant(0), size, *batch, losses, tf.constant(0), *like)
+            start = (tf.constant(0), idle, size, tf.constant(True), *batch, losses, tf.constant(0), *like)
             shapes = (
-                tf.TensorShape([]),
-                tf.TensorShape([]),
+                *[tf.TensorShape([])] * 4,
                 *loose,
                 tf.TensorShape(None),
                 tf.TensorShape([]),
@@ -135,17 +140,17 @@ class Loop:
             )
             # One turn at a time: a turn reads what the update of the one before has written.
             end = tf.while_loop(goes_on, turn, start, shape_invariants=shapes, parallel_iterations=1)
-            done, size, *rest = end
+            done, idle, size, _, *rest = end
             following, (written, skipped, replicas, *metrics) = (
                 rest[: len(components)],
                 rest[len(components) :],
             )
-            return done, [size, *following], written.stack(), skipped, replicas, metrics
+            return done, idle, [size, *following], written.stack(), skipped, replicas, metrics
 
         specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
         function = tf.function(tf.autograph.experimental.do_not_convert(run), autograph=False)
         count = tf.TensorSpec([], tf.int32)
-        return function.get_concrete_function(iterator, count, count, *specs)
+        return function.get_concrete_function(iterator, count, count, count, *specs)
 
 
 class Stream:
@@ -160,7 +165,7 @@ class Stream:
         pass
 
     def take(self, steps: int) -> Chunk | None:
-        """Up to so many steps: fewer where the size of the batch changes; None at the end of the data."""
+        """Up to so many steps: fewer where the dims of the batch change; None at the end of the data."""
         batches = self._batches
         arguments = batches.at_hand()
         if arguments is None:
@@ -168,8 +173,9 @@ class Stream:
         rows = self._loop.rows = arguments.size("fit()") or 0
         compiled = self._loop.many(arguments, batches.iterator, batches.spec)
         start = time.perf_counter()
-        done, (size, *following), losses, skipped, replicas, metrics = compiled(
-            batches.iterator, tf.constant(steps), tf.constant(batches.size), *arguments.components()
+        counts = tf.constant(steps), tf.constant(self._loop.idle), tf.constant(batches.size)
+        done, idle, (size, *following), losses, skipped, replicas, metrics = compiled(
+            batches.iterator, *counts, *arguments.components()
         )
         batches.go_on_with(int(size), following)
         seconds = time.perf_counter() - start
@@ -183,6 +189,7 @@ class Stream:
             replicas=replicas.numpy().tolist(),
             skipped=int(skipped),
             updates=int(done) - int(skipped),
+            idle=int(idle),
         )
 
     def settle(self) -> Chunk | None:
@@ -190,3 +197,11 @@ class Stream:
 
     def close(self) -> None:
         pass
+
+
+def _known(arguments: Arguments) -> list[Any]:
+    """Specs of the plain tensors of a batch, as far as they are the same for all batches like it.
+
+    The lengths of rows of a ragged tensor, and how many values a sparse one has, are not.
+    """
+    return arguments.resized(arguments.size("the batch") or 0).components()

@@ -39,6 +39,7 @@ class Race:
         self.engine, self._then = engine, then
         self._cutters: dict[Any, Cutter] = {}
         self.rows = 0  # of the batch at hand
+        self.idle = 0  # steps in a row without an update; the trainer counts them
         self.preparing = 0.0  # seconds
 
     def once(self, arguments: Arguments) -> Any:

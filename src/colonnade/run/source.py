@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.errors import Problem, check
 from colonnade.run.call import Call
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import unconverted
@@ -22,6 +23,7 @@ class Cutter:
         self, spec: Any, names: Sequence[str], keywords: dict[str, Any], devices: Sequence[str]
     ) -> None:
         self._arguments = Arguments(spec, keywords, names)
+        check("fit()", _composites(self._arguments))
         self._names, self._keywords, self._devices = names, keywords, devices
         self._calls: dict[int, Call] = {}
         self._each = len(self._arguments.components())
@@ -70,6 +72,14 @@ class Cutter:
             kind = tf.data.IteratorSpec(tuple(spec))
             self._calls[count] = Call(fetch, [kind], self._devices[0])
         return self._calls[count]
+
+
+def _composites(arguments: Arguments) -> Iterator[Problem]:
+    for leaf in arguments.tensors:
+        if not isinstance(leaf.value, tf.TensorSpec):
+            rule = "is ragged or sparse, which an asynchronous fit cannot cut"
+            kind = type(leaf.value).__name__.removesuffix("Spec")
+            yield Problem(leaf.path, kind, rule, "Pad it, or train in lockstep: cn.Synchronous()")
 
 
 def _nothing(spec: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:

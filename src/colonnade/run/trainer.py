@@ -14,7 +14,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.batches import Batches
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.conveyor import Conveyor, PipelineEvaluation
-from colonnade.run.engine import Chunk, Engine, Settings, Stream, Sync, home, sync_problems
+from colonnade.run.engine import MOST_SKIPPED, Chunk, Engine, Settings, Stream, Sync, home, sync_problems
 from colonnade.run.evaluation import Evaluation, averaged
 from colonnade.run.feed import feed, is_generator
 from colonnade.run.footprint import Memory
@@ -33,8 +33,6 @@ from colonnade.run.state import Resumable
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
 SECONDS_PER_CALL = 0.5
-# With on_nan="skip", this many steps in a row without an update end the training.
-MOST_SKIPPED = 20
 
 
 class Trainer:
@@ -146,7 +144,10 @@ class Trainer:
         with self._state():
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
-        return self._advance(1, size, float(loss), metrics, skipped, ages)
+        record = self._advance(1, size, float(loss), metrics, skipped, ages)
+        # Where devices do not wait for each other, some of a step may be applied.
+        self._idle(self._loop.idle + 1 if int(skipped) and not ages else 0)
+        return record
 
     def fit(
         self,
@@ -238,7 +239,7 @@ class Trainer:
         shown: Progress,
         keeper: Keeper | None,
     ) -> None:
-        begin, per_step, done, skipped_in_a_row, stopped = self.step, 0.0, 0, 0, False
+        begin, per_step, done, stopped = self.step, 0.0, 0, False
         if keeper is not None:
             keeper.start(self.step)
             if keeper.found is not None and keeper.batches.like() is not None:
@@ -262,9 +263,8 @@ class Trainer:
             per_step = chunk.seconds / chunk.steps
             record = self._count(chunk, history)
             done = self.step - begin
-            skipped_in_a_row = 0 if chunk.updates else skipped_in_a_row + chunk.steps
-            if skipped_in_a_row >= MOST_SKIPPED:
-                raise NotFinite(f"{skipped_in_a_row} steps in a row were skipped: no gradient was finite")
+            alone = 0 if chunk.updates else self._loop.idle + chunk.steps
+            self._idle(alone if chunk.idle is None else chunk.idle)
             logged = done % log_every == 0
             shown.advance(record, chunk, logged=logged)
             if logged:
@@ -303,6 +303,13 @@ class Trainer:
         return self._advance(
             chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
         )
+
+    def _idle(self, steps: int) -> None:
+        """So many steps in a row made no update: too many end the training."""
+        self._loop.idle = steps
+        if steps >= MOST_SKIPPED:
+            self._loop.idle = 0  # who trains on nevertheless may try as long again
+            raise NotFinite(f"{steps} steps in a row were skipped: no gradient was finite")
 
     def _ends(self, record: Record, callbacks: Sequence[Callable[[Record], Any]]) -> bool:
         """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
@@ -403,6 +410,9 @@ def _fit_problems(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint
         yield Problem("checkpoint", checkpoint, rule, fix)
     elif checkpoint is not None and checkpoint.data == "exact" and is_generator(data):
         yield generator_problem(data)
+    if isinstance(data, Iterator) and isinstance(epochs, int) and epochs > 1:
+        rule = "asks for data that can be gone through again; an iterator is at its end after once"
+        yield Problem("epochs", epochs, rule, "Pass a list of batches, or a tf.data.Dataset.from_generator")
     for name, value, optional in (
         ("steps", steps, True),
         ("epochs", epochs, True),
