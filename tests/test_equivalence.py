@@ -15,6 +15,8 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
+from colonnade.run import descent, lockstep
+from colonnade.run.descent import Descent
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
 pytestmark = pytest.mark.no_cover
@@ -156,3 +158,57 @@ def test_sums_of_gradients_of_sparse_and_dense_parts_agree_in_float64():
         return w.numpy()
 
     np.testing.assert_allclose(run(4), run(1), rtol=0, atol=1e-14)
+
+
+# Broken on purpose: the comparison above must notice.
+
+
+def assert_noticed(name, home, devices):
+    reference(name)  # by a loop that is not broken
+    with pytest.raises(AssertionError):
+        test_equal_to_one_device(name, home, devices)
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_the_same_batch_everywhere_is_noticed(monkeypatch, home):
+    def broken(batch, counts):
+        factor = tf.constant(1.0 / sum(counts), tf.float64)
+        return [batch.rows(tf.range(count)).prefixed(factor) for count in counts]
+
+    monkeypatch.setattr(lockstep, "with_factor", broken)
+    assert_noticed("plain", home, 2)
+
+
+@pytest.mark.parametrize("of_the_loss", [False, True])
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_a_penalty_that_counts_twice_is_noticed(monkeypatch, home, of_the_loss):
+    once = Descent.with_penalty
+
+    def broken(self, gradients, loss, *rest):
+        gradients, first = once(self, gradients, loss, *rest)
+        gradients, second = once(self, gradients, first, *rest)
+        return gradients, second if of_the_loss else first
+
+    monkeypatch.setattr(Descent, "with_penalty", broken)
+    assert_noticed("penalty", home, 2)
+
+
+class PerOwner:
+    """An optimizer that is applied to the variables one by one."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+    def apply(self, gradients, variables):
+        for gradient, variable in zip(gradients, variables, strict=True):
+            self._optimizer.apply([gradient], [variable])
+
+
+@pytest.mark.parametrize("name", ["clipped", "schedule"])
+def test_one_update_per_owner_is_noticed(monkeypatch, name):
+    whole = descent.Update
+    monkeypatch.setattr(descent, "Update", lambda optimizer, *rest: whole(PerOwner(optimizer), *rest))
+    assert_noticed(name, "partitioned", 3)
