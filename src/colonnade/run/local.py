@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.run.descent import Descent, components, divided
+from colonnade.run.descent import Descent, components, divided, divisor
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.loop import Loop
 from colonnade.run.meeting import Held, Join
@@ -89,23 +89,23 @@ class Local:
         assert self._residence is not None
         counts = self._counts(batch)
         before = [(copy, copy.read_value()) for copy in self._states()]
-        shares, gradients, losses, calls = [], [], [], []
+        shares, gradients, losses, penalties, calls = [], [], [], [], []
         for i, (part, count) in enumerate(zip(batch.parts(counts), counts, strict=True)):
-            share, gradient, loss, leaves = self._own(i, part, count, len(counts))
+            share, gradient, loss, penalty, leaves = self._own(i, part, count, len(counts))
             shares.append(share)
             gradients.append(gradient)
             losses.append(loss)
+            penalties.append(penalty)
             calls += leaves
         amounts = [
             tf.cast(count if share.weight is None else share.weight, tf.float64)
             for share, count in zip(shares, counts, strict=True)
         ]
-        total = tf.add_n(amounts)
+        portions = tf.unstack(_portions(tf.stack(amounts)))
         own = [_own_mean(share, share.loss) for share in shares]
 
         def mean(values: Sequence[Any]) -> Any:
-            parts = [tf.cast(a / total, v.dtype) * v for a, v in zip(amounts, values, strict=True)]
-            return tf.add_n(parts)
+            return tf.add_n([tf.cast(p, v.dtype) * v for p, v in zip(portions, values, strict=True)])
 
         metrics = {name: mean([_own_mean(s, s.metrics[name]) for s in shares]) for name in shares[0].metrics}
         per_replica = tf.stack(own)
@@ -114,12 +114,18 @@ class Local:
             undo = lambda: _undone(before)  # noqa: E731
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica), lambda: self._written(gradients, amounts), undo
+                self._descent.watched(shares, per_replica, penalties),
+                lambda: self._written(gradients, amounts),
+                undo,
             )
         return Outcome(mean(losses), metrics, per_replica, skipped, [s.outputs for s in shares])
 
-    def _own(self, i: int, part: Arguments, count: int, num_active: int) -> tuple[Share, list[Any], Any, Any]:
-        """What a replica makes of its slice: its share, its gradient, its loss with the penalty."""
+    def _own(
+        self, i: int, part: Arguments, count: int, num_active: int
+    ) -> tuple[Share, list[Any], Any, Any, list[Any]]:
+        """What a replica makes of its slice: its share, its gradient, its loss with the penalty and the
+        health of that, and what to wait for.
+        """
         assert self._residence is not None
         residence = self._residence
         given = part.prefixed(tf.constant(1.0 / count, tf.float64))
@@ -129,13 +135,11 @@ class Local:
         share = traced.pack(leaves)
         gradients = share.gradients
         if share.weight is not None:
-            # A slice without any weight has a gradient of zero.
-            weight = tf.where(share.weight == 0, tf.ones_like(share.weight), share.weight)
-            gradients = [divided(gradient, weight) for gradient in gradients]
-        gradients, loss = self._descent.with_penalty(
+            gradients = [divided(gradient, divisor(share.weight)) for gradient in gradients]
+        gradients, loss, penalty = self._descent.with_penalty(
             gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
         )
-        return share, gradients, loss, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        return share, gradients, loss, penalty, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
@@ -176,15 +180,14 @@ class Local:
     def _joined(self) -> Any:
         assert self._residence is not None
         seen = self._seen.read_value()
-        ops = self._join.ops(self._held(), seen / tf.reduce_sum(seen))
+        ops = self._join.ops(self._held(), _portions(seen))
         ops += self._residence.settle_states(self._mean_state(seen), everywhere=not self._join.centred)
         with tf.control_dependencies(ops), tf.control_dependencies([self._seen.assign(tf.zeros_like(seen))]):
             return tf.constant(0)
 
     def _mean_state(self, seen: Any) -> Callable[[Sequence[tf.Variable]], Any]:
         """Of moving averages: the mean over the replicas that had work."""
-        worked = tf.cast(seen > 0, tf.float64)
-        share = worked / tf.reduce_sum(worked)
+        share = _portions(tf.cast(seen > 0, tf.float64))
         return lambda copies: tf.add_n(
             [tf.cast(share[i], copy.dtype) * copy.read_value() for i, copy in enumerate(copies)]
         )
@@ -215,13 +218,15 @@ class Local:
         def between() -> Any:
             ops = residence.settle_states(self._mean_state(seen), everywhere=False)
             if not self._join.centred:
-                average = self._held().average(seen / tf.reduce_sum(seen))
+                average = self._held().average(_portions(seen))
                 ops += [p.assign(value) for p, value in zip(self.parameters, average, strict=True)]
             with tf.control_dependencies(ops):
                 return tf.constant(0)
 
-        # Right after a join the user's variables hold its result.
-        return tf.cond(tf.reduce_sum(seen) > 0, between, lambda: tf.constant(0))
+        # Right after a join the user's variables hold its result. What was seen does not tell: it may be
+        # examples without any weight, while momentum or a penalty moved the replicas.
+        joined = tf.equal(self._descent.made.read_value() % self._every, 0)
+        return tf.cond(joined, lambda: tf.constant(0), between)
 
     def remember(self) -> None:
         """What the user's variables hold now is what the replicas stand for."""
@@ -320,6 +325,13 @@ class Local:
 def _own_mean(share: Share, value: Any) -> Any:
     """Of a replica's own slice; without weights that is what it was divided by already."""
     return value if share.weight is None else tf.math.divide_no_nan(value, share.weight)
+
+
+def _portions(amounts: Any) -> Any:
+    """Each replica's part of a mean: by what it has seen, or equal parts where nobody has seen anything."""
+    total = tf.reduce_sum(amounts)
+    equal = tf.ones_like(amounts) / tf.cast(tf.size(amounts), amounts.dtype)
+    return tf.where(total == 0, equal, amounts / divisor(total))
 
 
 def _undone(before: Sequence[tuple[tf.Variable, Any]]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.run.descent import Descent, components, divided, specs, with_factor
+from colonnade.run.descent import Descent, components, divided, divisor, specs, with_factor
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.footprint import Memory, limited, misfits, of_replicas
 from colonnade.run.loop import Loop
@@ -146,7 +146,7 @@ class Lockstep:
         if weight is not None:
             gradients = [divided(g, weight) for g in gradients]
         residence = self.residence
-        gradients, loss = self._descent.with_penalty(
+        gradients, loss, penalty = self._descent.with_penalty(
             gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
         )
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
@@ -154,7 +154,7 @@ class Lockstep:
         undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica),
+                self._descent.watched(shares, per_replica, [penalty]),
                 lambda: self._written(gradients, len(shares), order),
                 undo,
             )
@@ -292,7 +292,7 @@ def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:
     metrics = {name: tf.add_n([share.metrics[name] for share in shares]) for name in shares[0].metrics}
     if shares[0].weight is None:
         return loss, metrics, None
-    weight = tf.add_n([share.weight for share in shares])
+    weight = divisor(tf.add_n([share.weight for share in shares]))
     return loss / weight, {name: value / weight for name, value in metrics.items()}, weight
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
-from colonnade.run.descent import Descent, components, divided, gradient_specs
+from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs
 from colonnade.run.engine import Settings, Then, whole
 from colonnade.run.graph import Capture
 from colonnade.run.objective import Share
@@ -196,11 +196,10 @@ class Stale:
         def mean(value: Any) -> Any:
             if share.weight is None:  # it is divided already
                 return value
-            # A slice without any weight has a gradient of zero.
-            return divided(value, tf.where(amount == 0, tf.ones_like(amount), amount))
+            return divided(value, divisor(amount))
 
         own = mean(share.loss)
-        gradients, loss = self._descent.with_penalty(
+        gradients, loss, penalty = self._descent.with_penalty(
             [mean(gradient) for gradient in share.gradients],
             own,
             self.devices[i],
@@ -208,8 +207,8 @@ class Stale:
         )
         metrics = [mean(value) for value in share.metrics.values()]
         told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
-        health = self._descent.health(share)
-        return tf.concat([tf.stack(told), tf.cast(health, dtype)], axis=0), gradients
+        health = [tf.cast(numbers, dtype) for numbers in (self._descent.health(share), penalty)]
+        return tf.concat([tf.stack(told), *health], axis=0), gradients
 
     def _push(self, specs: Sequence[Any]) -> Call:
         """Apply a gradient, then read the parameters: (global step, age, gradient) -> parameters."""
@@ -249,7 +248,8 @@ class Stale:
         self._worked.add(i)
 
     def not_finite(self, i: int, step: int, watched: Any) -> NotFinite:
-        return self._descent.not_finite(self.devices[i], step, watched)
+        applied = "This slice was not applied; other slices may have been."
+        return self._descent.not_finite(self.devices[i], step, watched, applied)
 
     def begin(self) -> None:
         """Devices are about to work."""
