@@ -6,7 +6,7 @@ is here: traces for slices of every size, sums over slices, and the guard agains
 
 import gc
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.engine import Settings
+from colonnade.run.footprint import Memory, limited, misfits
 from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
@@ -55,13 +56,18 @@ class Descent:
         batch: Arguments,
         counts: Sequence[int],
         refused: Callable[[Sequence[Traced]], Iterable[Problem]] = problems,
+        memory: Callable[[Objective, int], Memory] | None = None,
     ) -> None:
         """Trace the loss for these slices, and make the optimizer's variables.
+
+        `memory` estimates what each device needs, from the trace of the largest slice and the number of them.
 
         Must run in eager code, before a step is built: variables are made here.
         """
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", refused(traces))
+        if memory is not None and limited(self._settings.devices):
+            check("this training", misfits(memory(traces[0], len(counts))))
         self.build()
 
     def build(self) -> None:
@@ -122,20 +128,26 @@ class Descent:
         return self._updates[key]
 
     def with_penalty(
-        self, gradients: list[Any], loss: Any, device: str, bindings: Callable[[Any], Mapping[Any, Any]]
+        self,
+        gradients: list[Any],
+        loss: Any,
+        device: str,
+        bindings: Callable[[Any], Mapping[Any, Any]],
+        scaled: Callable[[Any], Any] | None = None,
     ) -> tuple[list[Any], Any, Any]:
         """Gradients and loss with the penalty, computed on `device` from the variables bound there.
 
-        The third result is the health of the penalty: numbers that must be finite, for its value and for
-        each of its gradients; none where there is no penalty.
+        `scaled` multiplies as the loss was; by default as the optimizer does now. The third result is the
+        health of the penalty: numbers that must be finite, for its value and for each of its gradients;
+        none where there is no penalty.
         """
         if self._penalty_trace is None:
             return gradients, loss, tf.zeros([0])
         value, *extra = self._penalty_trace.on(device, [], bindings(self._penalty_trace.captures))
         # A penalty is part of what the optimizer unscales, like the loss.
+        scaled = scaled or self.optimizer.scale_loss
         added = [
-            _plus(g, self.optimizer.scale_loss(e) if e is not None else None)
-            for g, e in zip(gradients, extra, strict=True)
+            _plus(g, scaled(e) if e is not None else None) for g, e in zip(gradients, extra, strict=True)
         ]
         # Before it is scaled: what overflows then is for loss scaling to find.
         health = stacked([vital(part) for part in (value, *extra)])
@@ -247,6 +259,16 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
     known = [v for v in gc.get_objects() if issubclass(type(v), keras.Variable)]
     frozen = {v.value.ref() for v in known if not v.trainable}
     return [variable for variable in used if variable.ref() not in frozen]
+
+
+def split_by_width(traced: Traced) -> Iterator[Problem]:
+    """Layers whose parts are on devices of their own: replicas have all their variables on one device."""
+    parts = [v for v in traced.variables if re.search(r"_part_\d+(:0)?$", v.name)]
+    if len({part.device for part in parts}) > 1:
+        rule = (
+            "is a part of a layer that is split by width, and each replica keeps all its variables together"
+        )
+        yield Problem("layer", parts[0].name, rule, "Use cn.Synchronous(), or a layer that is not split")
 
 
 def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:

@@ -7,11 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.run.descent import Descent, components, divided, divisor
+from colonnade.run.descent import Descent, components, divided, divisor, split_by_width
 from colonnade.run.engine import Outcome, Settings, Then
+from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.loop import Loop
 from colonnade.run.meeting import Held, Join
-from colonnade.run.objective import Share
+from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import traffic
 from colonnade.run.residence import Residence
 from colonnade.run.segments import refusals
@@ -40,6 +41,7 @@ class Local:
         self._shown: list[Any] | None = None  # the values that the user's variables were left with
         self._shows: dict[int, Any] = {}
         with tf.device("/device:CPU:0"):
+            self._skips = tf.Variable(0, dtype=tf.int64, trainable=False, name="skips")
             # Examples, or sums of weights, that each replica has seen since the last join.
             self._seen = tf.Variable(tf.zeros([len(self.devices)], tf.float64), trainable=False, name="seen")
 
@@ -62,7 +64,7 @@ class Local:
 
     def prepare(self, batch: Arguments) -> None:
         """Trace the loss, and make every replica's own variables. Must run in eager code."""
-        self._descent.prepare(batch, self._counts(batch), self._refused)
+        self._descent.prepare(batch, self._counts(batch), self._refused, self._memory)
         if self._residence is None:
             self._residence = Residence("local", self.devices, self.parameters, self._descent.slots)
             self._join.settle(self.parameters, self.devices[0])
@@ -71,8 +73,12 @@ class Local:
                 self._residence.bindings(i, objective.captures)
 
     def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+        yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
+
+    def _memory(self, traced: Objective, num_active: int) -> Memory:
+        return of_replicas(traced, self.optimizer, self.devices, "mirrored", num_active)
 
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         total = batch.size("the batch")
@@ -111,7 +117,7 @@ class Local:
         per_replica = tf.stack(own)
         undo = None
         if self._settings.on_nan == "skip" or before:
-            undo = lambda: _undone(before)  # noqa: E731
+            undo = lambda: self._undone(before)  # noqa: E731
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
                 self._descent.watched(shares, per_replica, penalties),
@@ -140,6 +146,14 @@ class Local:
             gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
         )
         return share, gradients, loss, penalty, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def _undone(self, before: Sequence[tuple[tf.Variable, Any]]) -> Any:
+        """The states as they were before the step, which is skipped, or raises."""
+        ops = [variable.assign(value) for variable, value in before]
+        if self._settings.on_nan == "skip":
+            ops.append(self._skips.assign_add(1))
+        with tf.control_dependencies(ops):
+            return tf.constant(1)
 
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
@@ -208,10 +222,14 @@ class Local:
         seen = self._seen.read_value()
         for slot in self._descent.slots:
             copies = [self._residence.own(i, [slot])[0] for i in range(len(self.devices))]
-            if slot.dtype.is_floating and slot.shape.rank:
-                slot.assign(tf.add_n([copy.read_value() for copy in copies]) / len(copies))
-            else:  # rates and counters
-                slot.assign(copies[0].read_value())
+            first, values = copies[0].read_value(), [copy.read_value() for copy in copies]
+            if not slot.dtype.is_floating:  # a counter
+                slot.assign(first)
+                continue
+            mean = tf.add_n(values) / len(values)
+            if slot.shape.rank == 0:  # may be a rate, which is the same everywhere: a mean would round it
+                mean = tf.where(tf.reduce_all(tf.stack(values) == first), first, mean)
+            slot.assign(mean)
 
         residence = self._residence
 
@@ -248,8 +266,7 @@ class Local:
         assigned = {user.ref() for user, equal in zip(users, same, strict=False) if not equal}
         self._residence.refresh(but=frozenset(user.ref() for user in users) - assigned)
         self._residence.restore_states(only=assigned)
-        if assigned & {parameter.ref() for parameter in self.parameters}:
-            self._join.refresh()
+        self._join.refresh(assigned)
 
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
@@ -257,6 +274,7 @@ class Local:
         self.leave()
         kept = state_of(self._residence, self._descent.made, self._descent.lost())
         joins = {f"join/{name}": Item(v, v) for name, v in named(self._join.kept()).items()}
+        joins["skips"] = Item(self._skips, self._skips)
         seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
         return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)
 
@@ -296,8 +314,9 @@ class Local:
         self.remember()
 
     def next_join(self, step: int) -> int:
-        """The replicas agree after a join."""
-        return -(-step // self._every) * self._every
+        """The replicas agree after a join. Joins count updates, so a step that was skipped puts them off."""
+        skips = int(self._skips)
+        return skips - (skips - step) // self._every * self._every
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         return self._descent.explained(error)
@@ -310,11 +329,11 @@ class Local:
 
     def kept(self) -> list[tf.Variable]:
         if self._residence is None:
-            return [self._descent.made, self._seen]
+            return [self._descent.made, self._skips, self._seen]
         variables = [*self.parameters, *self._descent.slots]
         own = [copy for i in range(len(self.devices)) for copy in self._residence.own(i, variables)]
         states = [copy for state in self._residence.states.values() for copy in state.copies]
-        return [self._descent.made, self._seen, *own, *states, *self._join.kept()]
+        return [self._descent.made, self._skips, self._seen, *own, *states, *self._join.kept()]
 
     def traffic(self) -> float:
         """Parameters to device 0 and back, once in so many steps."""
@@ -332,9 +351,3 @@ def _portions(amounts: Any) -> Any:
     total = tf.reduce_sum(amounts)
     equal = tf.ones_like(amounts) / tf.cast(tf.size(amounts), amounts.dtype)
     return tf.where(total == 0, equal, amounts / divisor(total))
-
-
-def _undone(before: Sequence[tuple[tf.Variable, Any]]) -> Any:
-    """The states as they were before the step."""
-    with tf.control_dependencies([variable.assign(value) for variable, value in before]):
-        return tf.constant(1)

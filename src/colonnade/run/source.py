@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.errors import Problem, check
+from colonnade.run.batches import without_tuning
 from colonnade.run.call import Call
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import unconverted
@@ -21,6 +23,7 @@ class Cutter:
     def __init__(
         self, spec: Any, names: Sequence[str], keywords: dict[str, Any], devices: Sequence[str]
     ) -> None:
+        check("fit()", _rankless(spec))
         self._arguments = Arguments(spec, keywords, names)
         self._names, self._keywords, self._devices = names, keywords, devices
         self._calls: dict[int, Call] = {}
@@ -28,7 +31,7 @@ class Cutter:
 
     def slices(self, dataset: tf.data.Dataset) -> Iterator[tuple[int, list[list[Any]]]]:
         """For each batch the number of its rows, and the tensors of its slices."""
-        cut = dataset.map(unconverted(self._cut)).prefetch(tf.data.AUTOTUNE)
+        cut = without_tuning(dataset.map(unconverted(self._cut)).prefetch(tf.data.AUTOTUNE))
         spec = cut.element_spec
         iterator = iter(cut)
         handle = tf.nest.flatten(iterator, expand_composites=True)
@@ -70,6 +73,13 @@ class Cutter:
             kind = tf.data.IteratorSpec(tuple(spec))
             self._calls[count] = Call(fetch, [kind], self._devices[0])
         return self._calls[count]
+
+
+def _rankless(spec: Any) -> Iterator[Problem]:
+    for leaf in tf.nest.flatten(spec):
+        if leaf.shape.rank is None:
+            rule, fix = "has batches of unknown rank", "Map tf.ensure_shape(x, [None, ...]) over it"
+            yield Problem("data", str(leaf), rule, fix)
 
 
 def _nothing(spec: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:
