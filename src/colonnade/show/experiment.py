@@ -11,6 +11,7 @@ from colonnade.errors import ColonnadeError
 from colonnade.reason.answer import answer, fraction, others
 from colonnade.reason.design import PACES, Design, Trial
 from colonnade.reason.findings import WORTH, Findings
+from colonnade.reason.images import package_of
 from colonnade.reason.notebook import Notebook
 
 PAGE, SUMMARY, FIGURES = "index.html", "summary.md", "figures"
@@ -27,7 +28,7 @@ def sync(console: Console, *, data: str = "digits", quick: bool = False, output:
     """
     design = Design.quick(data) if quick else Design(data)
     folder = output or Path(f"experiment-sync-{data}" + ("-quick" if quick else ""))
-    _check_packages()
+    _check_packages(data)
     notebook = Notebook(folder, design)
     _fill(console, notebook)
     findings = Findings(design, notebook.outcomes)
@@ -82,10 +83,11 @@ def _fill(console: Console, notebook: Notebook) -> None:
             progress.update(bar, advance=1, description=done)
 
 
-def _check_packages() -> None:
-    """Before minutes of work, and not after them."""
+def _check_packages(data: str) -> None:
+    """Before minutes of work and before a folder is made, and not after them."""
+    source = package_of(data)
     try:
-        for package in ("jinja2", "matplotlib", "threadpoolctl"):
+        for package in ("jinja2", "matplotlib", "threadpoolctl", source):
             import_module(package)
     except ModuleNotFoundError as missing:
         raise ColonnadeError(
