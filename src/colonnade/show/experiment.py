@@ -13,6 +13,7 @@ from colonnade.reason.design import PACES, Design, Trial
 from colonnade.reason.findings import WORTH, Findings
 from colonnade.reason.images import package_of
 from colonnade.reason.notebook import Notebook
+from colonnade.show.clock import Time, clocked
 
 PAGE, SUMMARY, FIGURES = "index.html", "summary.md", "figures"
 
@@ -32,14 +33,15 @@ def sync(console: Console, *, data: str = "digits", quick: bool = False, output:
     notebook = Notebook(folder, design)
     _fill(console, notebook)
     findings = Findings(design, notebook.outcomes)
-    write(findings, folder, quick=quick)
+    console.print("Measuring time on this machine…", highlight=False)
+    write(findings, folder, clocked(folder, quick=quick), quick=quick)
     for claim in answer(findings):
         console.print(f"\n{claim.sentence}", highlight=False)
     console.print(f"\nThe page: [bold]{folder / PAGE}[/], the summary: [bold]{folder / SUMMARY}[/]")
     return folder
 
 
-def write(findings: Findings, folder: Path, *, quick: bool) -> None:
+def write(findings: Findings, folder: Path, time: Time, *, quick: bool) -> None:
     """The page, the summary, and each figure as a file of its own."""
     from colonnade.show.comparison import rows
     from colonnade.show.gallery import gallery
@@ -60,6 +62,7 @@ def write(findings: Findings, folder: Path, *, quick: bool) -> None:
             for mode in design.modes
         },
         "worth": WORTH,
+        "time": time,
         "quick": quick,
         "tables": {
             (count, pace): rows(findings, num_devices=count, pace=pace)
