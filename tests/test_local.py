@@ -15,6 +15,7 @@ import tensorflow as tf
 import colonnade as cn
 from colonnade.run import footprint
 from colonnade.run.archive import Archive
+from colonnade.run.rehearsal import Bytes, Seen
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4))
@@ -442,7 +443,8 @@ def test_layers_that_are_split_by_width_are_refused(sync):
 @pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
 def test_a_limit_of_memory_is_kept(sync, monkeypatch):
     w, trainer = linear(sync)
-    monkeypatch.setattr(footprint, "estimated_limit", lambda _: 100)
+    monkeypatch.setattr(footprint, "rehearse", lambda _: [Seen((Bytes(0, 3000, 32),))])
+    monkeypatch.setattr(footprint, "estimated_limit", lambda _: 2000)
     with pytest.raises(cn.InvalidArgument, match=r"memory.*is below the"):
         trainer.train_on_batch(X, Y)
     assert np.array_equal(w, START)

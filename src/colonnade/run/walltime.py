@@ -1,4 +1,4 @@
-"""Time on the wall, by `python -m colonnade.run.walltime DEVICES ROUNDS SECONDS`, of the modes on this machine.
+"""Time on the wall of the modes, on this machine: `python -m colonnade.run.walltime DEVICES ROUNDS SECONDS`.
 
 In every round each mode trains for a while, one after the other, so that what else the machine does
 falls on all of them alike.
