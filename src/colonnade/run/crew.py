@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
@@ -41,6 +42,7 @@ class Desk:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
+        self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
         self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
 
     def read(self, device: int) -> list[Any]:
@@ -63,8 +65,12 @@ class Desk:
         result is what it read.
         """
         compute, step = piece.compute(device), piece.tally
-        results = compute.call(*parameters, *piece.tensors)
-        told = results[0].numpy()
+        self._computed[device] = math.inf
+        try:
+            results = compute.call(*parameters, *piece.tensors)
+            told = results[0].numpy()
+        finally:
+            self._computed[device] = time.perf_counter()
         self._shared.worked(device)
         healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
         if not healthy:
@@ -87,6 +93,11 @@ class Desk:
                 self._turn.notify_all()
         return Finished(piece, device, told, age, compute.packed(results)), found
 
+    @property
+    def computed_until(self) -> float:
+        """When the last device ended to compute; infinite while one computes."""
+        return max(self._computed)
+
     def _tensor(self, age: int) -> Any:
         if age not in self._whole:
             self._whole[age] = tf.constant(age, tf.int64)
@@ -104,7 +115,7 @@ class Threads:
     """A thread per device; each takes a slice from the queue whenever it is free."""
 
     def __init__(self, shared: Shared) -> None:
-        self._shared, self._desk = shared, Desk(shared)
+        self._shared, self.desk = shared, Desk(shared)
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._results: deque[Finished | BaseException] = deque()
         # Rung when a step is complete, and not for every slice: waking up the main thread takes time.
@@ -159,9 +170,9 @@ class Threads:
         parameters: list[Any] | None = None
         try:
             while piece is not None and piece.tally.number < self._until:
-                parameters = parameters or self._desk.read(device)
+                parameters = parameters or self.desk.read(device)
                 following = self._following()
-                found, parameters = self._desk.work(device, piece, parameters, more=following is not None)
+                found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
                 self._results.append(found)
                 if next(piece.tally.finished) == len(piece.tally.sliced.counts):
                     self._bell.put(None)
@@ -173,7 +184,7 @@ class Threads:
             self._results.append(named(error, self._shared.devices[device], piece.tally.number))
             self._bell.put(None)
         finally:
-            self._desk.go(device)
+            self.desk.go(device)
 
     def _following(self) -> Piece | None:
         """The slice to go on with, if one is there."""
@@ -190,7 +201,7 @@ class InOrder:
     """
 
     def __init__(self, shared: Shared) -> None:
-        self._shared, self._desk = shared, Desk(shared)
+        self._shared, self.desk = shared, Desk(shared)
         self._queue: deque[Piece] = deque()
         self._held: dict[int, tuple[Piece, list[Any]]] = {}
 
@@ -212,11 +223,11 @@ class InOrder:
             assert event is not None
             kind, device = event
             if kind == "read" and self._queue:
-                self._held[device] = self._queue.popleft(), self._desk.read(device)
+                self._held[device] = self._queue.popleft(), self.desk.read(device)
             elif kind == "apply" and device in self._held:
                 piece, parameters = self._held.pop(device)
                 try:
-                    return [self._desk.work(device, piece, parameters)[0]]
+                    return [self.desk.work(device, piece, parameters)[0]]
                 except BaseException as error:
                     return [named(error, self._shared.devices[device], piece.tally.number)]
         return []
@@ -226,12 +237,14 @@ class InOrder:
         if event is None:
             left = len(self._queue) + len(self._held)
             return Problem("order", f"{left} slices", "are left at the end of the order", fix)
-        kind, device = event
-        if kind not in ("read", "apply") or device not in range(len(self._shared.devices)):
+        known = ("read", "apply"), range(len(self._shared.devices))
+        pair = isinstance(event, Sequence) and len(event) == len(known)
+        if not pair or not all(part in among for part, among in zip(event, known, strict=True)):
             return Problem("order", event, "must be a read or an apply of one of the devices", fix)
+        kind, device = event
         if kind == "read" and device in self._held:
             return Problem("order", event, "comes before the device has applied what it read", fix)
-        if kind == "read" and self._queue and not self._desk.ledger.may_read():
+        if kind == "read" and self._queue and not self.desk.ledger.may_read():
             return Problem("order", event, "comes where max_staleness lets the device wait", fix)
         return None
 

@@ -6,7 +6,7 @@ is here: traces for slices of every size, sums over slices, and the guard agains
 
 import gc
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.engine import Settings
-from colonnade.run.objective import Objective, Share
+from colonnade.run.footprint import Memory, limited, misfits
+from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
 from colonnade.run.trace import Traced, Voice, trace
@@ -43,6 +44,7 @@ class Descent:
         ] = {}  # traced before the optimizer had its variables
         self._updates: dict[Hashable, Update] = {}
         self._penalty_trace: Any = None
+        self._penalized: list[str] = []  # what the health of the penalty is of: itself, and variables
         self.parameters: list[tf.Variable] = []
         self.slots: list[tf.Variable] = []
         with tf.device("/device:CPU:0"):
@@ -57,13 +59,18 @@ class Descent:
         batch: Arguments,
         counts: Sequence[int],
         refused: Callable[[Sequence[Traced]], Iterable[Problem]] = problems,
+        memory: Callable[[Objective, int], Memory] | None = None,
     ) -> None:
         """Trace the loss for these slices, and make the optimizer's variables.
+
+        `memory` estimates what each device needs, from the trace of the largest slice and the number of them.
 
         Must run in eager code, before a step is built: variables are made here.
         """
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", refused(traces))
+        if memory is not None and limited(self._settings.devices):
+            check("this training", misfits(memory(traces[0], len(counts))))
         self.build()
 
     def build(self) -> None:
@@ -76,6 +83,9 @@ class Descent:
             raise InvalidArgument("Trainer()", [Problem("loss", self._settings.loss, rule, fix)])
         if self._settings.penalty is not None:
             self._penalty_trace = _penalty_trace(self._settings.penalty, parameters)
+            _, *extra = self._penalty_trace.structure
+            present = [p.name for p, e in zip(parameters, extra, strict=True) if e is not None]
+            self._penalized = ["the penalty", *present]
         if not self.optimizer.built:
             self.optimizer.build(as_keras(parameters))
             self._trace_scaled()
@@ -137,18 +147,30 @@ class Descent:
         return self._updates[key]
 
     def with_penalty(
-        self, gradients: list[Any], loss: Any, device: str, bindings: Callable[[Any], Mapping[Any, Any]]
-    ) -> tuple[list[Any], Any]:
-        """Gradients and loss with the penalty, computed on `device` from the variables bound there."""
+        self,
+        gradients: list[Any],
+        loss: Any,
+        device: str,
+        bindings: Callable[[Any], Mapping[Any, Any]],
+        scaled: Callable[[Any], Any] | None = None,
+    ) -> tuple[list[Any], Any, Any]:
+        """Gradients and loss with the penalty, computed on `device` from the variables bound there.
+
+        `scaled` multiplies as the loss was; by default as the optimizer does now. The third result is the
+        health of the penalty: numbers that must be finite, for its value and for each of its gradients;
+        none where there is no penalty.
+        """
         if self._penalty_trace is None:
-            return gradients, loss
+            return gradients, loss, tf.zeros([0])
         value, *extra = self._penalty_trace.on(device, [], bindings(self._penalty_trace.captures))
         # A penalty is part of what the optimizer unscales, like the loss.
+        scaled = scaled or self.optimizer.scale_loss
         added = [
-            _plus(g, self.optimizer.scale_loss(e) if e is not None else None)
-            for g, e in zip(gradients, extra, strict=True)
+            _plus(g, scaled(e) if e is not None else None) for g, e in zip(gradients, extra, strict=True)
         ]
-        return added, loss + tf.cast(value, loss.dtype)
+        # Before it is scaled: what overflows then is for loss scaling to find.
+        health = stacked([vital(part) for part in (value, *extra)])
+        return added, loss + tf.cast(value, loss.dtype), health
 
     @property
     def penalty(self) -> Traced | None:
@@ -161,10 +183,15 @@ class Descent:
             return []
         return ["the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"]
 
-    def watched(self, shares: Sequence[Share], losses: Any) -> Any:
-        """A row per replica of what must be finite: its loss, and a number for each of its gradients."""
-        health = tf.stack([self.health(share) for share in shares])
-        return tf.concat([losses[:, None], tf.cast(health, losses.dtype)], axis=1)
+    def watched(self, shares: Sequence[Share], losses: Any, penalties: Sequence[Any]) -> Any:
+        """A row per replica of what must be finite: its loss, numbers for its gradients and for its penalty.
+
+        Where the penalty is computed once, for all replicas, it is in the row of the first.
+        """
+        health = [self.health(share) for share in shares]
+        penalties = [*penalties, *[tf.zeros_like(penalties[0])] * (len(shares) - len(penalties))]
+        columns = [losses[:, None], tf.stack(health), tf.stack(penalties)]
+        return tf.concat([tf.cast(column, losses.dtype) for column in columns], axis=1)
 
     def health(self, share: Share) -> Any:
         """A number for each gradient that must be finite."""
@@ -216,18 +243,26 @@ class Descent:
 
     def bad(self, row: np.ndarray) -> list[str]:
         """The variables whose gradients are not finite in a row of `watched`."""
+        own, penalty = np.split(row[1:], [len(row) - 1 - len(self._penalized)])
         gradients = self.objectives[0].structure.gradients
         present = [p.name for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
-        return [name for name, value in zip(present, row[1:], strict=False) if not np.isfinite(value)]
+        columns = [*zip(present, own, strict=False), *zip(self._penalized[1:], penalty[1:], strict=True)]
+        return [name for name, value in columns if not np.isfinite(value)]
 
-    def not_finite(self, device: str, step: int, row: np.ndarray) -> NotFinite:
-        """What to raise for a row of `watched` that is not finite."""
+    def not_finite(
+        self, device: str, step: int, row: np.ndarray, applied: str = "No update was applied."
+    ) -> NotFinite:
+        """What to raise for a row of `watched` that is not finite; `applied` says what came of it."""
         bad = self.bad(row)
         first = f"; first bad gradient: {bad[0]}" if bad else ""
-        what = "a gradient" if np.isfinite(row[0]) else "the loss"
+        what, look = "the loss", "the batch and the learning rate"
+        if np.isfinite(row[0]):
+            what = "a gradient"
+        if np.isfinite(row[: len(row) - len(self._penalized)]).all():
+            what, look = "the penalty, or its gradient,", "what the penalty computes"
         return NotFinite(
             f"{what} is not finite on {device} at step {step}{first}. "
-            'No update was applied. Look at the batch and the learning rate, or choose on_nan="skip".',
+            f'{applied} Look at {look}, or choose on_nan="skip".',
             device=device,
             step=step,
             variable=bad[0] if bad else None,
@@ -245,6 +280,16 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
     return [variable for variable in used if variable.ref() not in frozen]
 
 
+def split_by_width(traced: Traced) -> Iterator[Problem]:
+    """Layers whose parts are on devices of their own: replicas have all their variables on one device."""
+    parts = [v for v in traced.variables if re.search(r"_part_\d+(:0)?$", v.name)]
+    if len({part.device for part in parts}) > 1:
+        rule = (
+            "is a part of a layer that is split by width, and each replica keeps all its variables together"
+        )
+        yield Problem("layer", parts[0].name, rule, "Use cn.Synchronous(), or a layer that is not split")
+
+
 def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
     """What `with_factor` gives, as far as is needed to trace with."""
     return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
@@ -254,6 +299,11 @@ def with_factor(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
     """The slices of a batch, each behind one over the size of the whole batch."""
     factor = tf.constant(1.0 / sum(counts), tf.float64)
     return [part.prefixed(factor) for part in batch.parts(counts)]
+
+
+def divisor(weight: Any) -> Any:
+    """What to divide a sum of weighted values by: where nothing has a weight, their mean is 0."""
+    return tf.where(weight == 0, tf.ones_like(weight), weight)
 
 
 def divided(gradient: Any, weight: Any) -> Any:

@@ -9,6 +9,7 @@ Engines whose step is a graph share one loop (see `loop`); the asynchronous one 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -189,5 +190,5 @@ def sync_problems(sync: Any, variables: Any, num_devices: int) -> Iterator[Probl
 
 def whole(name: str, value: Any, least: int) -> Iterator[Problem]:
     """A problem, if the value is not a whole number from `least` up."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         yield Problem(name, value, f"must be a whole number from {least} up", f"Try {name}={max(least, 8)}")

@@ -7,11 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.run.descent import Descent, components, divided
+from colonnade.run.descent import Descent, components, divided, divisor, split_by_width
 from colonnade.run.engine import Outcome, Settings, Then
+from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.loop import Loop
 from colonnade.run.meeting import Held, Join
-from colonnade.run.objective import Share
+from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import traffic
 from colonnade.run.residence import Residence
 from colonnade.run.segments import refusals
@@ -40,6 +41,7 @@ class Local:
         self._shown: list[Any] | None = None  # the values that the user's variables were left with
         self._shows: dict[int, Any] = {}
         with tf.device("/device:CPU:0"):
+            self._skips = tf.Variable(0, dtype=tf.int64, trainable=False, name="skips")
             # Examples, or sums of weights, that each replica has seen since the last join.
             self._seen = tf.Variable(tf.zeros([len(self.devices)], tf.float64), trainable=False, name="seen")
 
@@ -62,7 +64,7 @@ class Local:
 
     def prepare(self, batch: Arguments) -> None:
         """Trace the loss, and make every replica's own variables. Must run in eager code."""
-        self._descent.prepare(batch, self._counts(batch), self._refused)
+        self._descent.prepare(batch, self._counts(batch), self._refused, self._memory)
         if self._residence is None:
             self._residence = Residence("local", self.devices, self.parameters, self._descent.slots)
             self._join.settle(self.parameters, self.devices[0])
@@ -71,8 +73,12 @@ class Local:
                 self._residence.bindings(i, objective.captures)
 
     def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+        yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
+
+    def _memory(self, traced: Objective, num_active: int) -> Memory:
+        return of_replicas(traced, self.optimizer, self.devices, "mirrored", num_active)
 
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         total = batch.size("the batch")
@@ -89,37 +95,43 @@ class Local:
         assert self._residence is not None
         counts = self._counts(batch)
         before = [(copy, copy.read_value()) for copy in self._states()]
-        shares, gradients, losses, calls = [], [], [], []
+        shares, gradients, losses, penalties, calls = [], [], [], [], []
         for i, (part, count) in enumerate(zip(batch.parts(counts), counts, strict=True)):
-            share, gradient, loss, leaves = self._own(i, part, count, len(counts))
+            share, gradient, loss, penalty, leaves = self._own(i, part, count, len(counts))
             shares.append(share)
             gradients.append(gradient)
             losses.append(loss)
+            penalties.append(penalty)
             calls += leaves
         amounts = [
             tf.cast(count if share.weight is None else share.weight, tf.float64)
             for share, count in zip(shares, counts, strict=True)
         ]
-        total = tf.add_n(amounts)
+        portions = tf.unstack(_portions(tf.stack(amounts)))
         own = [_own_mean(share, share.loss) for share in shares]
 
         def mean(values: Sequence[Any]) -> Any:
-            parts = [tf.cast(a / total, v.dtype) * v for a, v in zip(amounts, values, strict=True)]
-            return tf.add_n(parts)
+            return tf.add_n([tf.cast(p, v.dtype) * v for p, v in zip(portions, values, strict=True)])
 
         metrics = {name: mean([_own_mean(s, s.metrics[name]) for s in shares]) for name in shares[0].metrics}
         per_replica = tf.stack(own)
         undo = None
         if self._settings.on_nan == "skip" or before:
-            undo = lambda: _undone(before)  # noqa: E731
+            undo = lambda: self._undone(before)  # noqa: E731
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica), lambda: self._written(gradients, amounts), undo
+                self._descent.watched(shares, per_replica, penalties),
+                lambda: self._written(gradients, amounts),
+                undo,
             )
         return Outcome(mean(losses), metrics, per_replica, skipped, [s.outputs for s in shares])
 
-    def _own(self, i: int, part: Arguments, count: int, num_active: int) -> tuple[Share, list[Any], Any, Any]:
-        """What a replica makes of its slice: its share, its gradient, its loss with the penalty."""
+    def _own(
+        self, i: int, part: Arguments, count: int, num_active: int
+    ) -> tuple[Share, list[Any], Any, Any, list[Any]]:
+        """What a replica makes of its slice: its share, its gradient, its loss with the penalty and the
+        health of that, and what to wait for.
+        """
         assert self._residence is not None
         residence = self._residence
         given = part.prefixed(tf.constant(1.0 / count, tf.float64))
@@ -129,13 +141,19 @@ class Local:
         share = traced.pack(leaves)
         gradients = share.gradients
         if share.weight is not None:
-            # A slice without any weight has a gradient of zero.
-            weight = tf.where(share.weight == 0, tf.ones_like(share.weight), share.weight)
-            gradients = [divided(gradient, weight) for gradient in gradients]
-        gradients, loss = self._descent.with_penalty(
+            gradients = [divided(gradient, divisor(share.weight)) for gradient in gradients]
+        gradients, loss, penalty = self._descent.with_penalty(
             gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
         )
-        return share, gradients, loss, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        return share, gradients, loss, penalty, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def _undone(self, before: Sequence[tuple[tf.Variable, Any]]) -> Any:
+        """The states as they were before the step, which is skipped, or raises."""
+        ops = [variable.assign(value) for variable, value in before]
+        if self._settings.on_nan == "skip":
+            ops.append(self._skips.assign_add(1))
+        with tf.control_dependencies(ops):
+            return tf.constant(1)
 
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
@@ -176,15 +194,14 @@ class Local:
     def _joined(self) -> Any:
         assert self._residence is not None
         seen = self._seen.read_value()
-        ops = self._join.ops(self._held(), seen / tf.reduce_sum(seen))
+        ops = self._join.ops(self._held(), _portions(seen))
         ops += self._residence.settle_states(self._mean_state(seen), everywhere=not self._join.centred)
         with tf.control_dependencies(ops), tf.control_dependencies([self._seen.assign(tf.zeros_like(seen))]):
             return tf.constant(0)
 
     def _mean_state(self, seen: Any) -> Callable[[Sequence[tf.Variable]], Any]:
         """Of moving averages: the mean over the replicas that had work."""
-        worked = tf.cast(seen > 0, tf.float64)
-        share = worked / tf.reduce_sum(worked)
+        share = _portions(tf.cast(seen > 0, tf.float64))
         return lambda copies: tf.add_n(
             [tf.cast(share[i], copy.dtype) * copy.read_value() for i, copy in enumerate(copies)]
         )
@@ -205,23 +222,29 @@ class Local:
         seen = self._seen.read_value()
         for slot in self._descent.slots:
             copies = [self._residence.own(i, [slot])[0] for i in range(len(self.devices))]
-            if slot.dtype.is_floating and slot.shape.rank:
-                slot.assign(tf.add_n([copy.read_value() for copy in copies]) / len(copies))
-            else:  # rates and counters
-                slot.assign(copies[0].read_value())
+            first, values = copies[0].read_value(), [copy.read_value() for copy in copies]
+            if not slot.dtype.is_floating:  # a counter
+                slot.assign(first)
+                continue
+            mean = tf.add_n(values) / len(values)
+            if slot.shape.rank == 0:  # may be a rate, which is the same everywhere: a mean would round it
+                mean = tf.where(tf.reduce_all(tf.stack(values) == first), first, mean)
+            slot.assign(mean)
 
         residence = self._residence
 
         def between() -> Any:
             ops = residence.settle_states(self._mean_state(seen), everywhere=False)
             if not self._join.centred:
-                average = self._held().average(seen / tf.reduce_sum(seen))
+                average = self._held().average(_portions(seen))
                 ops += [p.assign(value) for p, value in zip(self.parameters, average, strict=True)]
             with tf.control_dependencies(ops):
                 return tf.constant(0)
 
-        # Right after a join the user's variables hold its result.
-        return tf.cond(tf.reduce_sum(seen) > 0, between, lambda: tf.constant(0))
+        # Right after a join the user's variables hold its result. What was seen does not tell: it may be
+        # examples without any weight, while momentum or a penalty moved the replicas.
+        joined = tf.equal(self._descent.made.read_value() % self._every, 0)
+        return tf.cond(joined, lambda: tf.constant(0), between)
 
     def remember(self) -> None:
         """What the user's variables hold now is what the replicas stand for."""
@@ -243,8 +266,7 @@ class Local:
         assigned = {user.ref() for user, equal in zip(users, same, strict=False) if not equal}
         self._residence.refresh(but=frozenset(user.ref() for user in users) - assigned)
         self._residence.restore_states(only=assigned)
-        if assigned & {parameter.ref() for parameter in self.parameters}:
-            self._join.refresh()
+        self._join.refresh(assigned)
 
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
@@ -252,6 +274,7 @@ class Local:
         self.leave()
         kept = state_of(self._residence, self._descent.made, self._descent.lost())
         joins = {f"join/{name}": Item(v, v) for name, v in named(self._join.kept()).items()}
+        joins["skips"] = Item(self._skips, self._skips)
         seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
         return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)
 
@@ -291,8 +314,9 @@ class Local:
         self.remember()
 
     def next_join(self, step: int) -> int:
-        """The replicas agree after a join."""
-        return -(-step // self._every) * self._every
+        """The replicas agree after a join. Joins count updates, so a step that was skipped puts them off."""
+        skips = int(self._skips)
+        return skips - (skips - step) // self._every * self._every
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         return self._descent.explained(error)
@@ -305,11 +329,11 @@ class Local:
 
     def kept(self) -> list[tf.Variable]:
         if self._residence is None:
-            return [self._descent.made, self._seen]
+            return [self._descent.made, self._skips, self._seen]
         variables = [*self.parameters, *self._descent.slots]
         own = [copy for i in range(len(self.devices)) for copy in self._residence.own(i, variables)]
         states = [copy for state in self._residence.states.values() for copy in state.copies]
-        return [self._descent.made, self._seen, *own, *states, *self._join.kept()]
+        return [self._descent.made, self._skips, self._seen, *own, *states, *self._join.kept()]
 
     def traffic(self) -> float:
         """Parameters to device 0 and back, once in so many steps."""
@@ -322,7 +346,8 @@ def _own_mean(share: Share, value: Any) -> Any:
     return value if share.weight is None else tf.math.divide_no_nan(value, share.weight)
 
 
-def _undone(before: Sequence[tuple[tf.Variable, Any]]) -> Any:
-    """The states as they were before the step."""
-    with tf.control_dependencies([variable.assign(value) for variable, value in before]):
-        return tf.constant(1)
+def _portions(amounts: Any) -> Any:
+    """Each replica's part of a mean: by what it has seen, or equal parts where nobody has seen anything."""
+    total = tf.reduce_sum(amounts)
+    equal = tf.ones_like(amounts) / tf.cast(tf.size(amounts), amounts.dtype)
+    return tf.where(total == 0, equal, amounts / divisor(total))

@@ -4,10 +4,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.run.descent import Descent, components, divided, specs, with_factor
+from colonnade.run.descent import Descent, components, divided, divisor, specs, with_factor
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.footprint import Memory, limited, misfits, of_replicas
 from colonnade.run.loop import Loop
@@ -20,6 +21,7 @@ from colonnade.run.split import Arguments
 from colonnade.run.state import State, resume, state_of
 from colonnade.run.update import Update
 
+SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
 SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
 
 
@@ -40,7 +42,7 @@ class Synchronous:
     homes: ClassVar[tuple[str, ...]] = MODES
 
     def __post_init__(self) -> None:
-        if self.shares not in SHARES:
+        if not isinstance(self.shares, str) or self.shares not in SHARES:
             rule = f"must be {' or '.join(SHARES)}"
             raise InvalidArgument("Synchronous()", [Problem("shares", self.shares, rule, "Leave it out")])
 
@@ -146,7 +148,7 @@ class Lockstep:
         if weight is not None:
             gradients = [divided(g, weight) for g in gradients]
         residence = self.residence
-        gradients, loss = self._descent.with_penalty(
+        gradients, loss, penalty = self._descent.with_penalty(
             gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
         )
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
@@ -154,7 +156,7 @@ class Lockstep:
         undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica),
+                self._descent.watched(shares, per_replica, [penalty]),
                 lambda: self._written(gradients, len(shares), order),
                 undo,
             )
@@ -183,12 +185,19 @@ class Lockstep:
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`)."""
         assert self.residence is not None
-        return state_of(self.residence, self._descent.made, self._descent.lost())
+        kept = state_of(self.residence, self._descent.made, self._descent.lost())
+        if not self._shares.timed:
+            return kept
+        speeds = tuple(tf.Variable(speed, trainable=False) for speed in self._shares.speeds)
+        return State(kept.common, {**kept.own, SPEEDS: speeds}, kept.random, kept.lost)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step, whose values the user's variables have by now."""
         assert self.residence is not None
         resume(self.residence, own)
+        speeds = own.get(SPEEDS, ())
+        if self._shares.timed and len(speeds) == len(self.devices):  # others are measured again
+            self._shares.speeds = np.array([float(speed) for speed in speeds])
 
     def next_join(self, step: int) -> int:
         """In lockstep the replicas agree after every step."""
@@ -292,7 +301,7 @@ def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:
     metrics = {name: tf.add_n([share.metrics[name] for share in shares]) for name in shares[0].metrics}
     if shares[0].weight is None:
         return loss, metrics, None
-    weight = tf.add_n([share.weight for share in shares])
+    weight = divisor(tf.add_n([share.weight for share in shares]))
     return loss / weight, {name: value / weight for name, value in metrics.items()}, weight
 
 

@@ -1,6 +1,6 @@
 """How replicas that train by themselves are joined: by averaging them, or by pulling at a centre."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ class Join(Protocol):
     def settle(self, parameters: Sequence[tf.Variable], device: str) -> None:
         """Make what variables the join needs."""
 
-    def refresh(self) -> None:
-        """The user assigned to his variables: go on from there."""
+    def refresh(self, assigned: Set[Any]) -> None:
+        """The user assigned to the variables of these refs: go on from there."""
 
     def ops(self, held: "Held", weights: Any) -> list[Any]:
         """The graph of a join; the weights are those of the replicas in an average."""
@@ -77,9 +77,11 @@ class Averaged:
             self._anchors = [copy_of(parameter, device) for parameter in parameters]
             self._outer.build(self._anchors)
 
-    def refresh(self) -> None:
+    def refresh(self, assigned: Set[Any]) -> None:
         for anchor, user in zip(self._anchors, self._users, strict=bool(self._anchors)):
-            anchor.assign(user)
+            # The others have moved since the last join, and the outer optimizer is yet to see by how much.
+            if user.ref() in assigned:
+                anchor.assign(user)
 
     def ops(self, held: Held, weights: Any) -> list[Any]:
         values = held.average(weights)
@@ -110,7 +112,7 @@ class Pulled:
     def settle(self, parameters: Sequence[tf.Variable], device: str) -> None:
         pass
 
-    def refresh(self) -> None:
+    def refresh(self, assigned: Set[Any]) -> None:
         pass
 
     def ops(self, held: Held, weights: Any) -> list[Any]:

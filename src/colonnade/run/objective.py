@@ -21,7 +21,7 @@ class Weighted:
     """Losses that do not all count the same, such as those of tokens with a mask.
 
     The loss of a batch is `sum(losses * weights) / sum(weights)` over the whole global batch,
-    whichever devices its parts are on.
+    whichever devices its parts are on. If all weights of a batch are 0, its loss and gradient are 0.
 
     Example:
         >>> import colonnade as cn, tensorflow as tf

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import keras
@@ -41,7 +42,7 @@ class LocalSGD:
         outer = self.outer
         if outer is not None:
             outer = type(outer).from_config({**outer.get_config(), "name": "outer"})
-        return Local(settings, self.every, Averaged(outer))
+        return Local(settings, int(self.every), Averaged(outer))
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Elastic:
         check("Elastic()", [*whole("every", self.every, 1), *self._alpha_problems()])
 
     def _alpha_problems(self) -> Iterator[Problem]:
-        number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
+        number = isinstance(self.alpha, Real) and not isinstance(self.alpha, bool)
         if not number or not 0 <= self.alpha < 1:
             yield Problem("alpha", self.alpha, "must be a number from 0 to below 1", "Try alpha=0.1")
 
@@ -109,7 +110,7 @@ class Elastic:
             yield Problem("alpha", self.alpha, rule, fix)
 
     def engine(self, settings: Settings) -> Local:
-        return Local(settings, self.every, Pulled(self.alpha))
+        return Local(settings, int(self.every), Pulled(float(self.alpha)))
 
 
 def _outer_problems(outer: Any) -> Iterator[Problem]:

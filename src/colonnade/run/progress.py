@@ -28,7 +28,8 @@ class Progress:
         self._bar = _bar(self._console) if show and self._console.is_terminal else None
         self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
         self._since, self._examples, self._steps = 0.0, 0, 0
-        self._staleness: Counter[int] = Counter()  # at the last log line
+        self._ages: Counter[int] = Counter()  # of the gradients applied since the last log line
+        self._unwritten: tuple[Any, Any] | None = None  # what was reached since then
         self._writer = self._file = None
         if logdir is not None:
             folder = Path(logdir)
@@ -46,6 +47,8 @@ class Progress:
     ) -> None:
         if self._bar:
             self._bar.stop()
+        if self._unwritten:
+            self._write(*self._unwritten)
         if self._file:
             self._file.close()
         if self._writer:
@@ -63,6 +66,8 @@ class Progress:
         self._since += chunk.seconds
         self._examples += chunk.examples
         self._steps += chunk.steps
+        self._ages.update(chunk.ages)
+        self._unwritten = record, chunk
         if self._bar and self._task is not None:
             self._bar.update(self._task, advance=chunk.steps, said=self._line(record, short=True))
         if logged:
@@ -70,6 +75,7 @@ class Progress:
                 self._console.print(f"step {record.step}: {self._line(record)}", highlight=False)
             self._write(record, chunk)
             self._since, self._examples, self._steps = 0.0, 0, 0
+            self._ages, self._unwritten = Counter(), None
 
     def _line(self, record: Any, *, short: bool = False) -> str:
         said = [f"loss {record.loss:.4g}", *(f"{name} {value:.4g}" for name, value in record.metrics.items())]
@@ -108,10 +114,8 @@ class Progress:
                 for name, value in record.metrics.items():
                     tf.summary.scalar(name, value)
                 tf.summary.scalar("examples_per_second", self._rate())
-                since = Counter(record.staleness) - self._staleness
-                if since:
-                    tf.summary.histogram("staleness", list(since.elements()))
-                self._staleness = Counter(record.staleness)
+                if self._ages:
+                    tf.summary.histogram("staleness", list(self._ages.elements()))
                 for device, loss in replicas.items():
                     tf.summary.scalar(f"loss by replica/{device}", loss)
             self._writer.flush()

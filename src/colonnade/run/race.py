@@ -117,6 +117,7 @@ class Run:
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
         self._left = math.inf  # steps that may be begun
+        self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
 
@@ -129,15 +130,19 @@ class Run:
 
     def take(self, steps: int) -> Chunk | None:
         """So many steps, with all their slices; fewer at the end of the data or before an error."""
-        start = time.perf_counter() - self._race.preparing
-        tallies = self.complete(steps)
-        return self._chunk(tallies, time.perf_counter() - self._race.preparing - start)
+        return self._timed(steps, begin=True)
 
     def settle(self) -> Chunk | None:
         """Complete what was begun, and begin nothing."""
-        start = time.perf_counter()
-        tallies = self.complete(len(self._complete) + len(self._open), begin=False)
-        return self._chunk(tallies, time.perf_counter() - start)
+        return self._timed(len(self._complete) + len(self._open), begin=False)
+
+    def _timed(self, steps: int, *, begin: bool) -> Chunk | None:
+        """So many steps, and the time that they took: also that in which devices went on, since the last."""
+        start, prepared = time.perf_counter(), self._race.preparing
+        ahead = max(0.0, min(start, self._crew.desk.computed_until) - self._ended)
+        tallies = self.complete(steps, begin=begin)
+        self._ended = time.perf_counter()
+        return self._chunk(tallies, ahead + self._ended - start - (self._race.preparing - prepared))
 
     def close(self) -> None:
         self._engine.end()

@@ -20,6 +20,7 @@ class Shares(Protocol):
     """Sizes of slices."""
 
     timed: bool  # whether replicas have to tell how long they took
+    speeds: np.ndarray  # of the devices, as far as they are measured; only their ratios count
 
     def counts(self, total: int) -> tuple[int, ...]:
         """Rows for each device."""
@@ -37,10 +38,10 @@ class Even:
     timed = False
 
     def __init__(self, num_devices: int) -> None:
-        self._num_devices = num_devices
+        self.speeds = np.ones(num_devices)
 
     def counts(self, total: int) -> tuple[int, ...]:
-        return sizes(total, self._num_devices)
+        return sizes(total, len(self.speeds))
 
     def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
         pass

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
+from colonnade.run.batches import without_tuning
 from colonnade.run.call import Call
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.trace import unconverted
@@ -22,6 +23,7 @@ class Cutter:
     def __init__(
         self, spec: Any, names: Sequence[str], keywords: dict[str, Any], devices: Sequence[str]
     ) -> None:
+        check("fit()", _rankless(spec))
         self._arguments = Arguments(spec, keywords, names)
         check("fit()", _composites(self._arguments))
         self._names, self._keywords, self._devices = names, keywords, devices
@@ -30,7 +32,7 @@ class Cutter:
 
     def slices(self, dataset: tf.data.Dataset) -> Iterator[tuple[int, list[list[Any]]]]:
         """For each batch the number of its rows, and the tensors of its slices."""
-        cut = dataset.map(unconverted(self._cut)).prefetch(tf.data.AUTOTUNE)
+        cut = without_tuning(dataset.map(unconverted(self._cut)).prefetch(tf.data.AUTOTUNE))
         spec = cut.element_spec
         iterator = iter(cut)
         handle = tf.nest.flatten(iterator, expand_composites=True)
@@ -80,6 +82,13 @@ def _composites(arguments: Arguments) -> Iterator[Problem]:
             rule = "is ragged or sparse, which an asynchronous fit cannot cut"
             kind = type(leaf.value).__name__.removesuffix("Spec")
             yield Problem(leaf.path, kind, rule, "Pad it, or train in lockstep: cn.Synchronous()")
+
+
+def _rankless(spec: Any) -> Iterator[Problem]:
+    for leaf in tf.nest.flatten(spec):
+        if leaf.shape.rank is None:
+            rule, fix = "has batches of unknown rank", "Map tf.ensure_shape(x, [None, ...]) over it"
+            yield Problem("data", str(leaf), rule, fix)
 
 
 def _nothing(spec: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -10,10 +10,11 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
-from colonnade.run.descent import Descent, components, divided, gradient_specs
+from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs, split_by_width
 from colonnade.run.engine import Settings, Then, whole
+from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.graph import Capture
-from colonnade.run.objective import Share
+from colonnade.run.objective import Objective, Share
 from colonnade.run.pace import paced
 from colonnade.run.race import Race
 from colonnade.run.residence import Bindings, Residence, copy_of
@@ -21,7 +22,7 @@ from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.state import Item, State, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
-from colonnade.run.trace import Traced
+from colonnade.run.trace import Traced, trace, unconverted
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Asynchronous:
         yield from ()
 
     def engine(self, settings: Settings) -> "Stale":
+        if self.damping and _averages_weights(settings.optimizer):
+            rule = "does not go with an optimizer that has use_ema=True: its average follows undamped weights"
+            raise InvalidArgument("Asynchronous()", [Problem("damping", True, rule, "Leave one of them out")])
         return Stale(settings, self)
 
 
@@ -84,6 +88,7 @@ class Stale:
         self._pushes: dict[Hashable, Call] = {}
         self._sliced: dict[Hashable, Sliced] = {}
         self._look: Call | None = None
+        self._scale: Traced | None = None  # what a loss is multiplied by, where that changes
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
         self._running = self._paused = False
@@ -112,7 +117,7 @@ class Stale:
         rows = batch.size("the batch")
         assert rows is not None
         counts = sizes(rows, len(self.devices))
-        self._descent.prepare(batch, counts, self._refused)
+        self._descent.prepare(batch, counts, self._refused, self._memory)
         # Any device may take any slice.
         computes = {
             (i, count): self._compute(i, count, batch)
@@ -123,8 +128,16 @@ class Stale:
         return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
 
     def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+        yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
+
+    def _memory(self, traced: Objective, num_active: int) -> Memory:
+        """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
+        found = of_replicas(traced, self.optimizer, self.devices, "mirrored", num_active)
+        first, *others = found.devices
+        first = replace(first, parameters=2 * first.parameters)
+        return Memory((first, *(replace(other, slots=0) for other in others)))
 
     def _settled(self, traced: Traced) -> Residence:
         """What a device has of its own: a place for the parameters it reads, and the states."""
@@ -135,10 +148,16 @@ class Stale:
             self._shared = shared = [*self.parameters, *scales]
             self._residence = Residence("local", self.devices, shared, [])
             self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
+            if scales:
+                self._scale = trace(unconverted(self._factor))
             for slot in self._descent.slots:
                 if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name:
                     self._counters[slot.ref()] = copy_of(slot, slot.device)
         return self._residence
+
+    def _factor(self) -> Any:
+        """What a loss is multiplied by."""
+        return self.optimizer.scale_loss(tf.constant(1.0))
 
     def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:
         """The handles of device i: those of the variables themselves, so that what reads them waits for
@@ -177,18 +196,26 @@ class Stale:
             leaves = traced.on(device, [factor, *piece], bindings, replica=i)
             with tf.device(device):
                 share = traced.pack(leaves)
-                told, mine = self._told(i, share, count)
+                scale = self._scale_of(i)
+                told, mine = self._told(i, share, count, scale)
                 gradients[:] = mine
                 outputs = tf.nest.flatten(share.outputs, expand_composites=True)
-                return [told, *before, *components(mine), *(o for o in outputs if o is not None)]
+                return [told, *before, *scale, *components(mine), *(o for o in outputs if o is not None)]
 
         read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
         piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
         call = Call(compute, [*read, *piece], device)
         push = self._push(gradient_specs(gradients, self.parameters))
-        return Compute(call, states, len(components(gradients)), traced.structure.outputs, push)
+        handed_in = len(components(gradients)) + (self._scale is not None)
+        return Compute(call, states, handed_in, traced.structure.outputs, push)
 
-    def _told(self, i: int, share: Share, count: int) -> tuple[Any, list[Any]]:
+    def _scale_of(self, i: int) -> list[Any]:
+        """The scale that device i has read with the parameters, if the loss is scaled by one that changes."""
+        if self._scale is None:
+            return []
+        return self._scale.on(self.devices[i], [], self._bindings(i, self._scale.captures), replica=i)
+
+    def _told(self, i: int, share: Share, count: int, scale: Sequence[Any]) -> tuple[Any, list[Any]]:
         """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
         dtype = tf.float64 if share.loss.dtype == tf.float64 else tf.float32
         amount = tf.constant(count, dtype) if share.weight is None else tf.cast(share.weight, dtype)
@@ -196,31 +223,38 @@ class Stale:
         def mean(value: Any) -> Any:
             if share.weight is None:  # it is divided already
                 return value
-            # A slice without any weight has a gradient of zero.
-            return divided(value, tf.where(amount == 0, tf.ones_like(amount), amount))
+            return divided(value, divisor(amount))
 
         own = mean(share.loss)
-        gradients, loss = self._descent.with_penalty(
+        gradients, loss, penalty = self._descent.with_penalty(
             [mean(gradient) for gradient in share.gradients],
             own,
             self.devices[i],
             lambda captures: self._bindings(i, captures),
+            (lambda value: value * tf.cast(scale[0], value.dtype)) if scale else None,
         )
         metrics = [mean(value) for value in share.metrics.values()]
         told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
-        health = self._descent.health(share)
-        return tf.concat([tf.stack(told), tf.cast(health, dtype)], axis=0), gradients
+        health = [tf.cast(numbers, dtype) for numbers in (self._descent.health(share), penalty)]
+        return tf.concat([tf.stack(told), *health], axis=0), gradients
 
     def _push(self, specs: Sequence[Any]) -> Call:
-        """Apply a gradient, then read the parameters: (global step, age, gradient) -> parameters."""
+        """Apply a gradient, then read the parameters.
+
+        Takes the global step, the age, the scale that was read, if there is one, and the gradient.
+        """
         key = tuple(specs)
         if key not in self._pushes:
             present = [i for i, spec in enumerate(specs) if spec is not None]
             packed = [specs[i] for i in present]
             optimizer, parameters = self._descent.optimizer, self.parameters
+            scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
 
             def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
-                gradients = tf.nest.pack_sequence_as(packed, tensors, expand_composites=True)
+                scales, flat = tensors[: len(scale)], tensors[len(scale) :]
+                gradients = tf.nest.pack_sequence_as(packed, flat, expand_composites=True)
+                for read in scales:  # the optimizer divides by its scale of now
+                    gradients = [divided(gradient, read / self._factor()) for gradient in gradients]
                 if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
                     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
                 before = [p.read_value() for p in parameters] if self._damping else []
@@ -233,7 +267,7 @@ class Stale:
 
             whole_number = tf.TensorSpec([], tf.int64)
             flat = tf.nest.flatten(packed, expand_composites=True)
-            call = Call(push, [whole_number, whole_number, *flat], self.devices[0], self._counters)
+            call = Call(push, [whole_number, whole_number, *scale, *flat], self.devices[0], self._counters)
             # An optimizer around another one has a counter that nobody counts with.
             self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}
             self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
@@ -249,7 +283,8 @@ class Stale:
         self._worked.add(i)
 
     def not_finite(self, i: int, step: int, watched: Any) -> NotFinite:
-        return self._descent.not_finite(self.devices[i], step, watched)
+        applied = "This slice was not applied; other slices may have been."
+        return self._descent.not_finite(self.devices[i], step, watched, applied)
 
     def begin(self) -> None:
         """Devices are about to work."""
@@ -380,3 +415,9 @@ class Stale:
         dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
         sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
         return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
+
+
+def _averages_weights(optimizer: Any) -> bool:
+    """Whether the optimizer, or the one inside it, keeps an average of the weights."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _averages_weights(inner))

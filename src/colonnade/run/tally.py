@@ -94,7 +94,8 @@ class Tally:
     def means(self) -> list[float]:
         """Of the loss, and of each metric, over the batch."""
         table = np.stack([self.told[i][: self.sliced.watched] for i in sorted(self.told)])
-        return ((table[:, :1] * table[:, 1:]).sum(axis=0) / table[:, 0].sum()).tolist()
+        amounts = table[:, 0] if table[:, 0].any() else np.ones(len(table))  # all weights may be 0
+        return (amounts @ table[:, 1:] / amounts.sum()).tolist()
 
     def metrics(self) -> dict[str, float]:
         return dict(zip(self.sliced.metrics, self.means()[1:], strict=True))

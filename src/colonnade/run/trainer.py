@@ -272,8 +272,7 @@ class Trainer:
                 stopped = bool(callbacks) and self._ends(record, callbacks)
             if keeper is not None:
                 keeper.after(record, resting=stream.resting, stopped=stopped)
-        begun = stream.settle()
-        if begun is not None:
+        while (begun := stream.settle()) is not None:
             record = self._count(begun, history)
             shown.advance(record, begun, logged=False)
             if keeper is not None:

@@ -11,7 +11,9 @@ from colonnade.errors import ColonnadeError
 from colonnade.reason.answer import answer, fraction, others
 from colonnade.reason.design import PACES, Design, Trial
 from colonnade.reason.findings import WORTH, Findings
+from colonnade.reason.images import package_of
 from colonnade.reason.notebook import Notebook
+from colonnade.show.clock import Time, clocked
 
 PAGE, SUMMARY, FIGURES = "index.html", "summary.md", "figures"
 
@@ -27,18 +29,19 @@ def sync(console: Console, *, data: str = "digits", quick: bool = False, output:
     """
     design = Design.quick(data) if quick else Design(data)
     folder = output or Path(f"experiment-sync-{data}" + ("-quick" if quick else ""))
-    _check_packages()
+    _check_packages(data)
     notebook = Notebook(folder, design)
     _fill(console, notebook)
     findings = Findings(design, notebook.outcomes)
-    write(findings, folder, quick=quick)
+    console.print("Measuring time on this machine…", highlight=False)
+    write(findings, folder, clocked(folder, quick=quick), quick=quick)
     for claim in answer(findings):
         console.print(f"\n{claim.sentence}", highlight=False)
     console.print(f"\nThe page: [bold]{folder / PAGE}[/], the summary: [bold]{folder / SUMMARY}[/]")
     return folder
 
 
-def write(findings: Findings, folder: Path, *, quick: bool) -> None:
+def write(findings: Findings, folder: Path, time: Time, *, quick: bool) -> None:
     """The page, the summary, and each figure as a file of its own."""
     from colonnade.show.comparison import rows
     from colonnade.show.gallery import gallery
@@ -59,6 +62,7 @@ def write(findings: Findings, folder: Path, *, quick: bool) -> None:
             for mode in design.modes
         },
         "worth": WORTH,
+        "time": time,
         "quick": quick,
         "tables": {
             (count, pace): rows(findings, num_devices=count, pace=pace)
@@ -82,10 +86,11 @@ def _fill(console: Console, notebook: Notebook) -> None:
             progress.update(bar, advance=1, description=done)
 
 
-def _check_packages() -> None:
-    """Before minutes of work, and not after them."""
+def _check_packages(data: str) -> None:
+    """Before minutes of work and before a folder is made, and not after them."""
+    source = package_of(data)
     try:
-        for package in ("jinja2", "matplotlib", "threadpoolctl"):
+        for package in ("jinja2", "matplotlib", "threadpoolctl", source):
             import_module(package)
     except ModuleNotFoundError as missing:
         raise ColonnadeError(
