@@ -15,7 +15,7 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 SEAL = "manifest.json.sha256"
-FORMAT = 1
+FORMAT = 2
 LARGEST = 2**28  # bytes of a manifest that are read
 # A file of a saved step is named by letters, digits, dots and dashes: no name leads out of its directory.
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
