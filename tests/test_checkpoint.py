@@ -105,6 +105,61 @@ def test_on_another_number_of_devices_the_stored_values_are_the_same_and_trainin
         assert w.shape == (4, 1)
 
 
+def split(devices, steps, folder):
+    """Two layers of the same names and shapes, so that they could be mistaken for each other."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    wide = [cn.width.Dense(11, "tanh", devices=devices) for _ in range(2)]
+    model = keras.Sequential([keras.Input([11]), *wide, keras.layers.Dense(1)])
+    trainer = cn.Trainer(
+        lambda x, y: tf.squeeze((model(x) - y) ** 2, axis=1), keras.optimizers.Adam(0.01), devices=1
+    )
+    data = (np.tile(X, 3)[:, :11], Y)
+    trainer.fit(data, batch_size=12, steps=steps, checkpoint=saved(folder), progress=False)
+    values = tf.train.load_checkpoint(str(folder / f"step-{steps:012d}" / "values"))
+    return model, {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
+
+
+def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path):
+    """The parts of a variable, and those of its slots, are slices of one tensor in the checkpoint."""
+    four, unbroken = tmp_path / "four", tmp_path / "unbroken"
+    model, values = split(4, 4, four)
+    assert [value.shape for name, value in values.items() if "part" in name] == []
+    assert sum(value.shape == (11, 11) for value in values.values()) == 6  # kernels, and two slots of each
+    assert np.array_equal(values["parameters/kernel"], model.layers[0].logical[0].numpy())
+    assert np.array_equal(values["parameters/kernel~1"], model.layers[1].logical[0].numpy())
+    assert not np.array_equal(values["parameters/kernel"], values["parameters/kernel~1"])
+    _, wanted = split(1, 8, unbroken)
+    for devices in (1, 3):
+        copy = tmp_path / str(devices)
+        shutil.copytree(four, copy)
+        model, same = split(devices, 4, copy)
+        assert len(model.layers[0].devices) == devices
+        assert np.array_equal(model.layers[0].logical[0].numpy(), values["parameters/kernel"])
+        assert np.array_equal(model.layers[1].logical[0].numpy(), values["parameters/kernel~1"])
+        assert_same(same, values)
+        _, on = split(devices, 8, copy)
+        assert on.keys() == wanted.keys()
+        for name, value in on.items():  # sums of float32 in another order, over 8 steps of Adam
+            np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_variable_with_an_open_shape_goes_on(tmp_path):
+    def fit(steps, length):
+        w, _ = linear()
+        extra = tf.Variable(tf.ones([length]), shape=tf.TensorShape([None]), trainable=False, name="open")
+        trainer = cn.Trainer(
+            lambda x, y: tf.squeeze(x @ w - y, 1) + 0 * tf.reduce_sum(extra),
+            keras.optimizers.SGD(0.01, name="sgd"),
+            devices=1,
+        )
+        history = trainer.fit(batches(), steps=steps, epochs=1, checkpoint=saved(tmp_path), progress=False)
+        return history.resumed, extra.shape, extra.numpy().tolist()
+
+    fit(3, length=2)
+    assert fit(6, length=5) == (3, tf.TensorShape([None]), [1.0, 1.0])
+
+
 def test_random_streams_on_another_number_of_devices_stay_apart(tmp_path):
     def make(devices):
         w, generator = tf.Variable(tf.zeros(1), name="w"), tf.random.Generator.from_seed(7)
