@@ -27,7 +27,7 @@ def write(folder: Path, prefix: str, tensors: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path, prefix: str, wanted: Iterable[str] | None = None) -> dict[str, Any]:
-    """Tensors of `write` by their names, or slices of them, which may be cut in another way; all by default."""
+    """Tensors of `write` by their names, all by default; slices may be other ones than were written."""
     types = tf.train.load_checkpoint(str(folder / prefix)).get_variable_to_dtype_map()
     keys = list(types if wanted is None else wanted)
     names, slices = _cut(keys)

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from colonnade import __version__
 from colonnade.errors import DamagedCheckpoint, DiskFull, InvalidArgument, Problem, check
-from colonnade.run.archive import Archive
+from colonnade.run.archive import Archive, make
 from colonnade.run.batches import Batches
 from colonnade.run.bundles import read, write
 from colonnade.run.checkpoint import Checkpoint
@@ -30,6 +30,9 @@ from colonnade.run.manifest import Manifest
 from colonnade.run.owner import LOCK, owned
 from colonnade.run.restore import restore
 from colonnade.run.state import REPLICAS, Resumable
+
+# Seconds for which a fit that was told to end goes on towards its next join.
+PATIENCE = 10.0
 
 
 class Keeper:
@@ -82,7 +85,7 @@ class Keeper:
 
     def __enter__(self) -> "Keeper":
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make(self.directory)
             (self.directory / LOCK).touch()
         except OSError as error:
             rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
@@ -149,7 +152,10 @@ class Keeper:
             if self.found.fit == self._fit:
                 check("fit()", self._data_problems(self.found.data, self.batches.spec))
                 saved = self.found.data
-                self.batches.seek(read(self._saved, "data"), saved["passes"], saved["batches"])
+                if self.exact or self.batches.like() is None:
+                    self.batches.seek(read(self._saved, "data"), saved["passes"], saved["batches"])
+                if self.found.stopped:
+                    self._warn_of_stop(self.found.step)
             else:
                 self.batches.pass_over(self.found.data["before"][self._fit - 1])
         batch = self.batches.like()
@@ -160,6 +166,13 @@ class Keeper:
             warnings.warn(f"A run that goes on from a checkpoint will not be the same: {lost}.", stacklevel=2)
         if self.found is not None:
             restore(self._engine, self._saved, self.found.devices)
+
+    def _warn_of_stop(self, step: int) -> None:
+        warnings.warn(
+            f"A callback ended this fit at step {step}, and it stays ended. To train on from there, call fit "
+            "once more after it; to begin anew, use another directory.",
+            stacklevel=2,
+        )
 
     def _data_problems(self, saved: Mapping[str, Any], spec: str) -> Iterator[Problem]:
         step = self.found.step if self.found else 0
@@ -188,6 +201,13 @@ class Keeper:
 
     def can_save(self, step: int) -> bool:
         return self._engine.next_join(step) == step
+
+    def can_end(self, step: int, waited: float) -> bool:
+        """Whether a fit that was told to end, so many seconds ago, ends here.
+
+        After a join the saved step serves any number of devices; but a scheduler waits for 30 seconds.
+        """
+        return self.can_save(step) or waited > PATIENCE
 
     def after(self, record: Record, *, resting: bool, stopped: bool) -> None:
         """After some steps: save if it is time; raises what a save before this one came to.
@@ -270,7 +290,7 @@ class Keeper:
             try:
                 write(folder, "values", values)
                 write(folder, "data", position)
-            except tf.errors.ResourceExhaustedError:
+            except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
                 raise DiskFull(str(self.directory), record.step) from None
 
         self._archive.commit(manifest, files)
