@@ -1,8 +1,11 @@
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -12,6 +15,7 @@ import tensorflow as tf
 from fresh import ROOT, fresh, run
 
 import colonnade as cn
+from colonnade.run import keeper
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(103, 4)).astype("float32")
@@ -377,6 +381,7 @@ def test_the_command_lists_what_is_saved(tmp_path):
     assert done.returncode == 0, done.stderr
     (facts,) = json.loads(done.stdout)
     assert (facts["step"], facts["examples"], facts["devices"], facts["whole"]) == (6, 60, 2, True)
+    assert facts["verified"] is False
     (tmp_path / "step-000000000006" / "values.index").write_bytes(b"")
     done = run([COMMAND, "checkpoints", str(tmp_path)])
     assert done.returncode == 1
@@ -423,9 +428,11 @@ def test_what_ended_a_fit_is_remembered(tmp_path):
 
     for expected in (None, 4):
         _, trainer = linear()
-        history = trainer.fit(
-            batches(), epochs=2, log_every=1, callbacks=[stop], checkpoint=saved(tmp_path), progress=False
-        )
+        said = pytest.warns(UserWarning, match="A callback ended this fit at step 4, and it stays ended")
+        with said if expected else contextlib.nullcontext():
+            history = trainer.fit(
+                batches(), epochs=2, log_every=1, callbacks=[stop], checkpoint=saved(tmp_path), progress=False
+            )
         assert (trainer.step, history.resumed) == (4, expected)
     assert history.records[-1].loss != 0.0
     _, other = linear()
@@ -433,6 +440,35 @@ def test_what_ended_a_fit_is_remembered(tmp_path):
         other.fit(batches(), epochs=3, checkpoint=saved(tmp_path), progress=False)
     with pytest.raises(cn.InvalidArgument, match="has another structure than at step 4"):
         other.fit(batches().map(lambda x, y: (x, y, y)), epochs=2, checkpoint=saved(tmp_path), progress=False)
+
+
+def test_local_training_does_not_wait_long_for_a_join(tmp_path, monkeypatch):
+    """A scheduler waits for 30 seconds, and the next join may be far away."""
+    monkeypatch.setattr(keeper, "PATIENCE", 0.2)
+
+    def fit(steps, folder=None, told=None):
+        _, trainer = linear(sync=cn.LocalSGD(1000))
+        trainer.fit(
+            batches().repeat(),
+            steps=steps,
+            log_every=1,
+            callbacks=[told] if told else [],
+            checkpoint=saved(folder) if folder else None,
+            progress=False,
+        )
+        return everything(trainer)
+
+    def told(record):
+        if record.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.02)
+
+    with pytest.raises(SystemExit) as left:
+        fit(1000, tmp_path, told)
+    assert left.value.code == 75
+    (step,) = steps_in(tmp_path)
+    assert 5 < step < 60
+    assert_same(fit(60, tmp_path), fit(60))
 
 
 def test_seeded_legacy_random_numbers_are_said_to_be_lost(tmp_path):
@@ -517,6 +553,25 @@ def test_a_full_disk(tmp_path):
     assert older.startswith("True [5")
     assert ".new-" not in older
     assert (on, resumed) == ("True", "True True")
+
+
+def test_a_limit_on_the_size_of_files_is_named_like_a_full_disk(tmp_path):
+    said = fresh(
+        f"""
+        import keras, os, resource, signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        w = tf.Variable(tf.random.normal([300, 300]), name="w")
+        trainer = cn.Trainer(lambda x: tf.reduce_sum(x @ w, 1), keras.optimizers.SGD(1e-6), devices=2)
+        try:
+            saved = cn.Checkpoint({str(tmp_path)!r})
+            trainer.fit(tf.ones([8, 300]), batch_size=4, steps=2, checkpoint=saved, progress=False)
+        except cn.DiskFull as error:
+            print(error.step, os.listdir({str(tmp_path)!r}))
+        """,
+        virtual=2,
+    )
+    assert said.strip() == "2 ['.lock']"
 
 
 @pytest.fixture(scope="module")
