@@ -110,7 +110,7 @@ def test_on_another_number_of_devices_the_stored_values_are_the_same_and_trainin
 
 
 def split(devices, steps, folder):
-    """Two layers of the same names and shapes, so that they could be mistaken for each other."""
+    """Two layers of the same shape, so that they could be mistaken for each other."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     wide = [cn.width.Dense(11, "tanh", devices=devices) for _ in range(2)]
@@ -130,17 +130,17 @@ def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path):
     model, values = split(4, 4, four)
     assert [value.shape for name, value in values.items() if "part" in name] == []
     assert sum(value.shape == (11, 11) for value in values.values()) == 6  # kernels, and two slots of each
-    assert np.array_equal(values["parameters/kernel"], model.layers[0].logical[0].numpy())
-    assert np.array_equal(values["parameters/kernel~1"], model.layers[1].logical[0].numpy())
-    assert not np.array_equal(values["parameters/kernel"], values["parameters/kernel~1"])
+    kernels = [layer.logical[0].numpy() for layer in model.layers[:2]]
+    saved_kernels = [value for name, value in values.items() if re.match("parameters/.*kernel", name)]
+    assert sum(np.array_equal(one, other) for one in kernels for other in saved_kernels) == 2
     _, wanted = split(1, 8, unbroken)
     for devices in (1, 3):
         copy = tmp_path / str(devices)
         shutil.copytree(four, copy)
         model, same = split(devices, 4, copy)
         assert len(model.layers[0].devices) == devices
-        assert np.array_equal(model.layers[0].logical[0].numpy(), values["parameters/kernel"])
-        assert np.array_equal(model.layers[1].logical[0].numpy(), values["parameters/kernel~1"])
+        for layer, kernel in zip(model.layers, kernels, strict=False):
+            assert np.array_equal(layer.logical[0].numpy(), kernel)
         assert_same(same, values)
         _, on = split(devices, 8, copy)
         assert on.keys() == wanted.keys()
@@ -268,9 +268,10 @@ def test_a_shuffle_buffer_is_not_saved(tmp_path):
 
 
 def test_other_data_are_refused(tmp_path):
-    counted(IDS.map(lambda i: i).batch(10), tmp_path, 5, epochs=1)
+    counted(IDS.batch(10), tmp_path, 5, epochs=1)
+    backwards = tf.data.Dataset.from_tensor_slices(np.arange(103, dtype="int32")[::-1])
     with pytest.raises(cn.InvalidArgument, match=r"did not give the batches again.*the data are others"):
-        counted(IDS.map(lambda i: 102 - i).batch(10), tmp_path, epochs=1)
+        counted(backwards.batch(10), tmp_path, epochs=1)
     with pytest.raises(cn.InvalidArgument, match=r"data='10 batches': had 11 at step 5"):
         counted(IDS.take(95).batch(10), tmp_path, epochs=1)
 
