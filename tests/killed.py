@@ -7,12 +7,13 @@ imported once and not started; every training is a fork of that process: two sec
     random KILLS SEED MODE    kill -9 at random moments, every other one inside a save, until KILLS were
                               made; each time the same training goes on; its end is compared with one that
                               nothing happened to
-    points MODE               a kill at every write, sync, rename and removal of a save
+    points MODE               a kill before and after every write, fsync, rename and removal of a save
     signals                   SIGTERM and Ctrl-C
     launches COUNT            a second training in the directory of a first
 """
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -98,23 +99,49 @@ def unbroken(notes: Path, mode: str) -> str:
 
 
 def points_in_a_save(reached: Callable[[str], None]) -> None:
-    """Call `reached` before and after everything that a save does to the disk."""
+    """Call `reached` before and after everything that a save does to the disk, and only in a save.
+
+    Between the write of a file and its fsync there is a point too: "after write" and "before fsync".
+    """
+    saving: list[str] = []
 
     def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            reached(f"before {name}")
+            if saving:
+                reached(f"before {name}")
             result = function(*args, **options)
-            reached(f"after {name}")
+            if saving:
+                reached(f"after {name}")
             return result
 
         return call
 
-    keeper.write = wrapped("writing tensors", bundles.write)
-    archive.sync = wrapped("sync", archive.sync)
-    archive._write = wrapped("writing a manifest", archive._write)
-    archive._remove = wrapped("removing", archive._remove)
-    archive.os = type("os", (), {**vars(os), "rename": staticmethod(wrapped("rename", os.rename))})
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            saving.append(function.__name__)
+            try:
+                return function(*args, **options)
+            finally:
+                saving.pop()
+
+        return call
+
+    class File(io.FileIO):
+        write = wrapped("write", io.FileIO.write)
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        """Without a buffer, so that a write is one."""
+        return File(path, "x") if saving and mode == "xb" else open_path(path, mode, *rest, **options)
+
+    open_path = Path.open
+    Path.open = opened
     Path.mkdir = wrapped("mkdir", Path.mkdir)
+    keeper.write = wrapped("write", bundles.write)
+    archive._remove = wrapped("remove", archive._remove)
+    calls = {name: staticmethod(wrapped(name, getattr(os, name))) for name in ("rename", "fsync")}
+    archive.os = type("os", (), {**vars(os), **calls})
+    archive.Archive.commit = within(archive.Archive.commit)
+    archive.Archive.prune = within(archive.Archive.prune)
 
 
 class Killer:

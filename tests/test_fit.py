@@ -316,3 +316,30 @@ def test_losses_that_are_quotients_over_all_examples_are_refused(loss, refused):
         cn.fit(make(), X, TARGETS, devices=1, verbose=0)
     else:
         assert_equal_to_keras(make, X[:17], (TARGETS[:17] > 0).astype("float32"))
+
+
+def test_checkpoints_are_those_of_keras(tmp_path):
+    """`checkpoint=` says what to use instead, and that works: a second call goes on after the first."""
+
+    class Cut(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise InterruptedError
+
+    def train(**options):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        x = np.arange(16, dtype="float32").reshape(8, 2) / 16
+        cn.fit(model, x, x[:, :1], devices=2, epochs=4, batch_size=4, shuffle=False, verbose=0, **options)
+        return model.get_weights()
+
+    with pytest.raises(cn.InvalidArgument, match=r"is for cn\.Trainer.*BackupAndRestore"):
+        train(checkpoint=cn.Checkpoint(tmp_path))
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(InterruptedError):
+        train(callbacks=[backup, Cut()])
+    resumed = train(callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+    for one, other in zip(resumed, train(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,13 +1,16 @@
+import errno
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from fresh import ROOT, run
 
 import colonnade as cn
+from colonnade.run.archive import Archive
 from colonnade.run.owner import LOCK, OWNER, owned
 
 
@@ -26,6 +29,21 @@ def test_twenty_double_launches(tmp_path):
     """Two processes at the same moment: one is refused with the other's pid; some winners are killed."""
     done = run([sys.executable, str(ROOT / "tests" / "launches.py"), str(tmp_path), "20"])
     assert done.stdout.strip() == "20", done.stderr
+
+
+def test_a_full_disk_has_a_name_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, *_, **__):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(cn.DiskFull, match="nothing can be saved in"), owned(tmp_path):
+            pass
+    assert list(tmp_path.glob(f"{OWNER}*")) == []
+    (tmp_path / f"{OWNER}-0123abcd").touch()  # of one that was killed
+    Archive(tmp_path).sweep()
+    assert list(tmp_path.glob(f"{OWNER}*")) == []
 
 
 def test_the_name_of_a_dead_owner_is_not_told(tmp_path):

@@ -10,10 +10,11 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import colonnade as cn
 
-DEVICES, BATCH = 2, 256
+DEVICES, BATCH, EXAMPLES = 2, 256, 30_000
 
 
 def mlp() -> keras.Model:
@@ -32,18 +33,21 @@ def main(name: str, saving: str, steps: str, every: str) -> None:
     keras.utils.set_random_seed(1)
     model = {"mlp": mlp, "deep": deep}[name]()
     chance = np.random.default_rng(0)
-    x = chance.normal(size=(4096, 784)).astype("float32")
-    y = chance.integers(0, 10, 4096)
+    x = chance.normal(size=(EXAMPLES, 784)).astype("float32")
+    y = chance.integers(0, 10, EXAMPLES)
+    # As most people write it: all examples are in the buffer of the shuffle.
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(EXAMPLES).batch(BATCH, drop_remainder=True)
     trainer = cn.Trainer(
         lambda x, y: keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True),
         keras.optimizers.Adam(1e-4),
     )
-    trainer.fit((x, y), batch_size=BATCH, steps=5, progress=False)
+    trainer.fit(data, steps=5, progress=False)
+    epochs = -(-int(steps) * BATCH // EXAMPLES) + 1
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = cn.Checkpoint(folder, every=int(every)) if saving == "every" else None
         start = time.perf_counter()
         history = trainer.fit(
-            (x, y), batch_size=BATCH, steps=int(steps), log_every=50, checkpoint=checkpoint, progress=False
+            data, epochs=epochs, steps=int(steps), log_every=50, checkpoint=checkpoint, progress=False
         )
         seconds = time.perf_counter() - start
     figures = {

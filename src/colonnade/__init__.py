@@ -18,6 +18,7 @@ from colonnade.errors import (
     MissingTensorFlow,
     NotFinite,
     PlacementError,
+    UnreadCheckpoint,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ __all__ = [
     "Timeline",
     "Topology",
     "Trainer",
+    "UnreadCheckpoint",
     "Weighted",
     "broadcast",
     "draw",

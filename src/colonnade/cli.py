@@ -225,7 +225,7 @@ def checkpoints(
     from colonnade.show.checkpoints import facts, look, table
 
     saved = look(directory, thorough=verify)
-    _print(as_json, facts(saved), table(saved, thorough=verify))
+    _print(as_json, facts(saved, thorough=verify), table(saved, thorough=verify))
     if any(one.flaw is not None for one in saved):
         raise typer.Exit(1)
 

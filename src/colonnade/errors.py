@@ -9,6 +9,7 @@ ColonnadeError
 ├── LeaseTimeout (TimeoutError)       no cards came free in the time given
 ├── CheckpointInUse (RuntimeError)    another program saves into the directory
 ├── DamagedCheckpoint (RuntimeError)  no saved step in the directory is whole
+├── UnreadCheckpoint (OSError)        a saved step cannot be read now, and may be whole
 └── DiskFull (OSError)                there is no room for another checkpoint
 """
 
@@ -109,13 +110,26 @@ class DamagedCheckpoint(ColonnadeError, RuntimeError):
         )
 
 
+class UnreadCheckpoint(ColonnadeError, OSError):
+    """A saved step cannot be read now. It may be whole, so no older one is used in its place."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} cannot be read now: {reason}. It may be whole, and nothing was changed. Mend that and "
+            "run the same again, or move it out of its directory to go on from the one before."
+        )
+
+
 class DiskFull(ColonnadeError, OSError):
     """There is no room for another checkpoint. The training and the older checkpoints are as they were."""
 
-    def __init__(self, directory: str, step: int) -> None:
+    def __init__(self, directory: str, step: int | None) -> None:
         self.step = step
+        what = "nothing" if step is None else f"step {step}"
+        could = "can" if step is None else "could not"
         super().__init__(
-            f"the disk is full: step {step} could not be saved in {directory}. Older checkpoints are whole. "
+            f"the disk is full: {what} {could} be saved in {directory}. Older checkpoints are whole. "
             "Make room, or keep fewer (keep=), and run the same again."
         )
 

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from colonnade.errors import DiskFull
-from colonnade.run.manifest import MANIFEST, SEAL, Flaw, Manifest, digest, examine, seal
+from colonnade.errors import DiskFull, UnreadCheckpoint
+from colonnade.run.manifest import MANIFEST, SEAL, Flaw, Manifest, Unread, digest, examine, seal
 
 STEP = re.compile(r"step-(\d{12})")
 ASIDE = re.compile(r"step-(\d{12})\.damaged")
-LEFT_OVER = re.compile(r"\.(new|old)-\d{12}")
-FULL = (errno.ENOSPC, errno.EDQUOT)
+LEFT_OVER = re.compile(r"\.(new|old)-\d{12}|\.owner-[0-9a-f]{8}")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ class Saved:
         """Bytes on disk; links are not followed."""
         if self.path.is_symlink() or not self.path.is_dir():
             return 0
-        return sum(file.stat(follow_symlinks=False).st_size for file in os.scandir(self.path))
+        try:
+            return sum(file.stat(follow_symlinks=False).st_size for file in os.scandir(self.path))
+        except FileNotFoundError:  # its training has just removed it
+            return 0
 
 
 class Archive:
@@ -58,13 +61,21 @@ class Archive:
         """Every committed step, oldest first, and what was set aside; thorough reads every byte."""
         found = [(STEP.fullmatch(name) or ASIDE.fullmatch(name), name) for name in self._names()]
         steps = sorted((int(match[1]), name) for match, name in found if match)
-        return [self._examined(step, name, thorough=thorough) for step, name in steps]
+        saved = [self._listed(step, name, thorough=thorough) for step, name in steps]
+        # A training that goes on takes its name from an old step before it removes anything in it.
+        return [one for one in saved if one.flaw is None or os.path.lexists(one.path)]
 
     def newest(self) -> tuple[Saved | None, list[Saved]]:
-        """The newest step that is whole to the last byte, and the damaged ones that are newer."""
+        """The newest step that is whole to the last byte, and the damaged ones that are newer.
+
+        Raises `UnreadCheckpoint` if one that may be whole cannot be read.
+        """
         damaged: list[Saved] = []
         for step, name in sorted(self._steps(), reverse=True):
-            saved = self._examined(step, name, thorough=True)
+            try:
+                saved = self._examined(step, name, thorough=True)
+            except Unread as reason:
+                raise UnreadCheckpoint(str(self.directory / name), str(reason)) from None
             if saved.flaw is None:
                 return saved, damaged
             damaged.append(saved)
@@ -130,6 +141,12 @@ class Archive:
         matches = [STEP.fullmatch(name) for name in self._names()]
         return [(int(match[1]), match[0]) for match in matches if match]
 
+    def _listed(self, step: int, name: str, *, thorough: bool) -> Saved:
+        try:
+            return self._examined(step, name, thorough=thorough)
+        except Unread as reason:
+            return Saved(self.directory / name, step, None, str(reason))
+
     def _examined(self, step: int, name: str, *, thorough: bool) -> Saved:
         path = self.directory / name
         try:
@@ -142,6 +159,14 @@ class Archive:
 
     def _names(self) -> list[str]:
         return os.listdir(self.directory) if self.directory.is_dir() else []
+
+
+def make(directory: Path) -> None:
+    """Make a directory, and those above it, so that their names are on disk."""
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in reversed(new):
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

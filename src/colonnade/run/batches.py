@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.position import frozen, thaw
+from colonnade.run.position import between_rounds, comes_again, frozen, other_batches, thaw
 from colonnade.run.split import Arguments
 
 
@@ -30,12 +30,19 @@ class Batches:
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
         self._dataset = without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
+        self.cardinality = int(dataset.cardinality())  # batches in a pass, if that is known
         self._passes, self.begun, self.exact = passes, 0, exact
         self._start: Any = None
+        self._taken = 0
+        self._before: int | None = None  # taken before this pass; None until it is noted
         self.iterator: Any = None
         self.size = 0  # of the batch at hand; 0 at the end
         self._batch: list[Any] = []
         self.next_pass()
+        self.note(0)
+        # What comes in an order of the moment, or may draw other seeds, is kept with all its buffers.
+        ordered = dataset.options().deterministic is not False
+        self._whole = exact and not (ordered and comes_again(self._start, frozen(self.iterator, "fit()")))
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""
@@ -45,7 +52,7 @@ class Batches:
 
     def _begin_pass(self) -> None:
         self.iterator = iter(self._dataset)
-        self.begun += 1
+        self.begun, self._before = self.begun + 1, None
         if self.exact:
             self._start = frozen(self.iterator, "fit()")
 
@@ -81,34 +88,77 @@ class Batches:
         """Take the batch at hand, and fetch another one."""
         taken = self.at_hand()
         if taken is not None:
+            self._taken += 1
             self._fetch()
             self.next_pass()
+            self.note(self._taken)
         return taken
 
     def go_on_with(self, size: int, batch: list[Any]) -> None:
         """Put a batch that was fetched elsewhere at hand."""
         self.size, self._batch = size, batch
 
-    def position(self) -> dict[str, Any]:
-        """The batch at hand, which was fetched ahead, and if `exact` the place in the data behind it.
+    def note(self, taken: int) -> None:
+        """Be told how many batches were taken in all; steps that fetch by themselves do not count here."""
+        if self._before is None:
+            self._before = taken
 
-        The start of the pass is told too: a shuffle that has come to its end leaves no trace in the
-        state of the iterator, and would not know which order is the next.
+    def position(self, taken: int) -> dict[str, Any]:
+        """The batch at hand, which was fetched ahead, and if `exact` the way to its place in the data.
+
+        That is the start of the pass, with the seeds of its shuffles, and how many batches to go on from
+        there. The state of the iterator has the buffers of all shuffles in it, which take long to copy, so
+        it is told only where going through the pass again may not give the same.
         """
-        batch = {f"batch/{i}": component for i, component in enumerate(self._batch)}
-        place = {"iterator": frozen(self.iterator, "fit()"), "start": self._start} if self.exact else {}
-        return {"size": tf.constant(self.size), **batch, **place}
-
-    def seek(self, position: Mapping[str, Any], begun: int) -> None:
-        """Go to a place that `position` told; if not `exact`, only its batch is taken, to be looked at."""
+        place = {f"batch/{i}": component for i, component in enumerate(self._batch)}
         if self.exact:
-            thaw(self.iterator, position["iterator"], "fit()")
+            assert self._before is not None
+            fetched = taken - self._before + (self.size > 0)
+            place |= {"start": self._start, "fetched": tf.constant(fetched, tf.int64)}
+            if self._whole:
+                place["iterator"] = frozen(self.iterator, "fit()")
+        return {"size": tf.constant(self.size), **place}
+
+    def seek(self, position: Mapping[str, Any], begun: int, taken: int) -> None:
+        """Go to a place that `position` told; if not `exact`, only its batch is taken, to be looked at.
+
+        Args:
+            position: the place.
+            begun, taken: how many passes were begun before it, and how many batches taken.
+        """
+        count = sum(name.startswith("batch/") for name in position)
+        batch = [position[f"batch/{i}"] for i in range(count)]
+        if self.exact:
+            size, fetched = int(position["size"]), int(position["fetched"])
+            self._start, self.begun, self._taken = position["start"], begun, taken
+            self._before = taken - fetched + (size > 0)
+            state = position.get("iterator")
+            forward = state is None or between_rounds(self._start, state)
+            if forward and self._gone_forward(fetched, size, batch):
+                return
+            if state is None:
+                raise other_batches()
+            thaw(self.iterator, state, "fit()")
             # What the shuffles of the dataset know in common is that of the start of the pass.
-            thaw(iter(self._dataset), position["start"], "fit()")
-            self._start, self.size, self.begun = position["start"], int(position["size"]), begun
+            thaw(iter(self._dataset), self._start, "fit()")
+            self.size = size
         if self.exact or not self._batch:
-            count = sum(name.startswith("batch/") for name in position)
-            self._batch = [position[f"batch/{i}"] for i in range(count)]
+            self._batch = batch
+
+    def _gone_forward(self, fetched: int, size: int, batch: list[Any]) -> bool:
+        """Fetch so many batches from the start of the pass; whether this one is the last of them."""
+        thaw(self.iterator, self._start, "fit()")
+        self.size = 0
+        for _ in range(fetched):
+            self._fetch()
+        if size == 0:  # the place is behind the last batch
+            self._fetch()
+        return self.size == size and (not fetched or all(map(_equal, self._batch, batch)))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Bit for bit, also for strings and for what is not a number."""
+    return bool(tf.io.serialize_tensor(one) == tf.io.serialize_tensor(other))
 
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,43 +1,56 @@
 """Tensors in TensorFlow's own checkpoint format, which `tf.train.load_checkpoint` reads too."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.slices import BAR
+
 HOST = "/device:CPU:0"
 
 
 def write(folder: Path, prefix: str, tensors: Mapping[str, Any]) -> None:
-    """Write tensors under their names as the files `prefix.index` and `prefix.data-...` of a folder."""
+    """Write tensors under their names as the files `prefix.index` and `prefix.data-...` of a folder.
+
+    Slices of one tensor have its name, and what they are behind a bar (see `Slice`).
+    """
+    names, slices = _cut(tensors)
     with tf.device(HOST):
         tf.raw_ops.SaveV2(
             prefix=str(folder / prefix),
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
+            tensor_names=names,
+            shape_and_slices=slices,
             tensors=list(tensors.values()),
         )
 
 
-def read(folder: Path, prefix: str) -> dict[str, Any]:
-    """All tensors of `write`, by their names."""
+def read(folder: Path, prefix: str, wanted: Iterable[str] | None = None) -> dict[str, Any]:
+    """Tensors of `write` by their names, all by default; slices may be other ones than were written."""
     types = tf.train.load_checkpoint(str(folder / prefix)).get_variable_to_dtype_map()
+    keys = list(types if wanted is None else wanted)
+    names, slices = _cut(keys)
     with tf.device(HOST):
         values = tf.raw_ops.RestoreV2(
             prefix=str(folder / prefix),
-            tensor_names=list(types),
-            shape_and_slices=[""] * len(types),
-            dtypes=list(types.values()),
+            tensor_names=names,
+            shape_and_slices=slices,
+            dtypes=[types[name] for name in names],
         )
-    return dict(zip(types, values, strict=True))
+    return dict(zip(keys, values, strict=True))
 
 
-def kinds(folder: Path, prefix: str) -> dict[str, str]:
-    """The dtype and shape of each tensor, in words."""
+def kinds(folder: Path, prefix: str) -> dict[str, tf.TensorSpec]:
+    """The dtype and shape of each tensor."""
     reader = tf.train.load_checkpoint(str(folder / prefix))
     shapes = reader.get_variable_to_shape_map()
     return {
-        name: f"{dtype.name} {list(shapes[name])}"
-        for name, dtype in reader.get_variable_to_dtype_map().items()
+        name: tf.TensorSpec(shapes[name], dtype) for name, dtype in reader.get_variable_to_dtype_map().items()
     }
+
+
+def _cut(keys: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names and slices; an empty slice is the whole."""
+    both = [key.partition(BAR) for key in keys]
+    return [name for name, _, _ in both], [cut for _, _, cut in both]

@@ -61,6 +61,7 @@ def fit(
         >>> len(history.history["loss"])
         2
     """
+    check("fit()", _of_the_trainer(arguments))
     chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
     check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model, len(chosen))])
     model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
@@ -142,6 +143,15 @@ class _Step:
         self._deferred.make(noted, [tf.shape(tf.nest.flatten(part)[0])[0] for part in predictions])
         self._all_metrics()[0].update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
+
+
+def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:
+    if "checkpoint" in arguments:
+        rule = "is for cn.Trainer; here the loop and the place in the data are Keras's"
+        fix = (
+            "Pass callbacks=[keras.callbacks.BackupAndRestore(directory)], or use cn.Trainer to go on exactly"
+        )
+        yield Problem("checkpoint", arguments["checkpoint"], rule, fix)
 
 
 def _problems(model: Any, num_devices: int) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,12 @@ class Interruption(threading.Event):
     """Set by the first signal; `by` says which it was."""
 
     by: int | None = None
+    at = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the first signal; 0 before it."""
+        return time.monotonic() - self.at if self.is_set() else 0.0
 
 
 @contextlib.contextmanager
@@ -29,7 +36,8 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
     def note(number: int, _: Any) -> None:
         if event.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        event.by = number
+        if not event.is_set():
+            event.by, event.at = number, time.monotonic()
         event.set()
 
     signals = (signal.SIGINT, signal.SIGTERM) if preemption else (signal.SIGINT,)
@@ -38,7 +46,8 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
         yield event
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # else it was not set by Python, which cannot set it again
+                signal.signal(number, handler)
 
 
 def interactive() -> bool:

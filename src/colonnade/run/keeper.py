@@ -21,23 +21,18 @@ import tensorflow as tf
 
 from colonnade import __version__
 from colonnade.errors import DamagedCheckpoint, DiskFull, InvalidArgument, Problem, check
-from colonnade.run.archive import Archive
+from colonnade.run.archive import Archive, make
 from colonnade.run.batches import Batches
 from colonnade.run.bundles import read, write
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.history import Record
 from colonnade.run.manifest import Manifest
 from colonnade.run.owner import LOCK, owned
-from colonnade.run.position import SHUFFLE, shuffles
 from colonnade.run.restore import restore
 from colonnade.run.state import REPLICAS, Resumable
 
-# A save that comes between two rounds of a shuffled dataset is put off by so many steps at most.
-MOST_PUT_OFF = 8
-
-
-class Between(Exception):
-    """The place in the data is between two rounds, where it cannot be told exactly."""
+# Seconds for which a fit that was told to end goes on towards its next join.
+PATIENCE = 10.0
 
 
 class Keeper:
@@ -64,8 +59,7 @@ class Keeper:
         self._archive = Archive(Path(checkpoint.directory))
         self._stack = ExitStack()
         self._pending: Future[None] | None = None
-        self._begin = self._last = self._saving = self._put_off = 0
-        self._shuffles = 0
+        self._begin = self._last = 0
         self._latest: Record | None = None
         self.found: Manifest | None = None  # what to go on from
         self.stalled = 0.0  # seconds that steps waited for saves
@@ -91,7 +85,7 @@ class Keeper:
 
     def __enter__(self) -> "Keeper":
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make(self.directory)
             (self.directory / LOCK).touch()
         except OSError as error:
             rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
@@ -157,13 +151,13 @@ class Keeper:
             self._begin, self._last = self.found.begin, self.found.step
             if self.found.fit == self._fit:
                 check("fit()", self._data_problems(self.found.data, self.batches.spec))
-                self.batches.seek(read(self._saved, "data"), self.found.data["passes"])
-                self._warn_of_order(self.found)
+                saved = self.found.data
+                if self.exact or self.batches.like() is None:
+                    self.batches.seek(read(self._saved, "data"), saved["passes"], saved["batches"])
+                if self.found.stopped:
+                    self._warn_of_stop(self.found.step)
             else:
                 self.batches.pass_over(self.found.data["before"][self._fit - 1])
-        if self.batches.exact and self._epochs is None:
-            # Where every epoch has an iterator of its own, nothing is lost between two of them.
-            self._shuffles = shuffles(self.batches.position()["start"])
         batch = self.batches.like()
         if batch is None:
             return  # no data at all, of which the trainer speaks
@@ -173,14 +167,12 @@ class Keeper:
         if self.found is not None:
             restore(self._engine, self._saved, self.found.devices)
 
-    def _warn_of_order(self, found: Manifest) -> None:
-        if found.data["between"] and self._checkpoint.data == "exact":
-            warnings.warn(
-                f"Step {found.step} was saved between two rounds of a shuffled dataset. Every example still "
-                "counts once per round; the order of later rounds is not that of an unbroken run. "
-                "It would be with fit(..., epochs=) in place of dataset.repeat().",
-                stacklevel=2,
-            )
+    def _warn_of_stop(self, step: int) -> None:
+        warnings.warn(
+            f"A callback ended this fit at step {step}, and it stays ended. To train on from there, call fit "
+            "once more after it; to begin anew, use another directory.",
+            stacklevel=2,
+        )
 
     def _data_problems(self, saved: Mapping[str, Any], spec: str) -> Iterator[Problem]:
         step = self.found.step if self.found else 0
@@ -192,6 +184,10 @@ class Keeper:
         if saved["kind"] != "exact":
             rule = f"step {step} was saved with data={saved['kind']!r}, without the place in the data"
             yield Problem("data", "exact", rule, f"Go on with data={saved['kind']!r}")
+        if saved["cardinality"] != self.batches.cardinality:
+            rule = f"had {saved['cardinality']} at step {step}: the data are others"
+            fix = "Pass the same data, or choose data='restart'"
+            yield Problem("data", f"{self.batches.cardinality} batches", rule, fix)
         if saved["epochs"] != self._epochs:
             rule = (
                 f"the run was begun with epochs={saved['epochs']}, and its place in the data is bound to that"
@@ -201,12 +197,17 @@ class Keeper:
     def until_save(self, step: int) -> int:
         """How many steps from here to the next save."""
         due = (step // self._checkpoint.every + 1) * self._checkpoint.every
-        if self._put_off:
-            due = step + 1
         return self._engine.next_join(due) - step
 
     def can_save(self, step: int) -> bool:
         return self._engine.next_join(step) == step
+
+    def can_end(self, step: int, waited: float) -> bool:
+        """Whether a fit that was told to end, so many seconds ago, ends here.
+
+        After a join the saved step serves any number of devices; but a scheduler waits for 30 seconds.
+        """
+        return self.can_save(step) or waited > PATIENCE
 
     def after(self, record: Record, *, resting: bool, stopped: bool) -> None:
         """After some steps: save if it is time; raises what a save before this one came to.
@@ -217,6 +218,7 @@ class Keeper:
             stopped: whether a callback ended the fit.
         """
         self._latest = record
+        self.batches.note(record.step - self._begin)
         if self._pending is not None and self._pending.done():
             self._wait()
         due = record.step // self._checkpoint.every > self._last // self._checkpoint.every
@@ -225,11 +227,8 @@ class Keeper:
 
     def finish(self, *, stopped: bool) -> None:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
-        for put_off in (0, MOST_PUT_OFF):
-            if self._latest is not None and self._latest.step > self._last:
-                self._put_off = max(self._put_off, put_off)
-                self._save(self._latest, stopped=stopped)
-                self._wait()
+        if self._latest is not None and self._latest.step > self._last:
+            self._save(self._latest, stopped=stopped)
         self._wait()
 
     def _save(self, record: Record, *, stopped: bool) -> None:
@@ -237,14 +236,15 @@ class Keeper:
         self._wait()
         state = self._engine.state()
         values = state.snapshot()
-        position = self.batches.position()
-        self._saving, self._last = self._last, record.step
+        position = self.batches.position(record.step - self._begin)
+        self._last = record.step
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,
             "batches": record.step - self._begin,
             "spec": self.batches.spec,
             "passes": self.batches.begun,
+            "cardinality": self.batches.cardinality,
             "before": self._before,
         }
         self._pending = self._writer.submit(
@@ -255,14 +255,8 @@ class Keeper:
     def _wait(self) -> None:
         """Until the save under way is on disk; raises what went wrong with it."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        try:
+        if pending is not None:
             pending.result()
-            self._put_off = 0
-        except Between:
-            self._last = self._saving
-            self._put_off += 1
 
     def _write(
         self,
@@ -285,7 +279,7 @@ class Keeper:
             staleness={str(age): count for age, count in record.staleness.items()},
             schedule=_schedule(values),
             generators=_generators(values, random, len(self._engine.devices)),
-            data={**data, "between": self._put_off >= MOST_PUT_OFF},
+            data=dict(data),
             devices=len(self._engine.devices),
             mode=self._mode,
             versions=_versions(),
@@ -296,18 +290,11 @@ class Keeper:
             try:
                 write(folder, "values", values)
                 write(folder, "data", position)
-            except tf.errors.ResourceExhaustedError:
+            except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
                 raise DiskFull(str(self.directory), record.step) from None
-            if self._put_off < MOST_PUT_OFF and _count(folder, SHUFFLE) < 2 * self._shuffles:
-                raise Between
 
         self._archive.commit(manifest, files)
         self._archive.prune(self._checkpoint.keep)
-
-
-def _count(folder: Path, word: bytes) -> int:
-    """How often a word is in the file of the place in the data."""
-    return sum(path.read_bytes().count(word) for path in folder.glob("data.data-*"))
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

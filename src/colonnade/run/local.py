@@ -307,7 +307,8 @@ class Local:
         else:
             self._seen.assign(tf.zeros_like(self._seen))
             warnings.warn(
-                f"Saved on {len(seen)} devices, it goes on on {len(self.devices)}: the optimizer state of "
+                f"Saved {f'on {len(seen)} devices' if seen else 'in another mode'}, it goes on on "
+                f"{len(self.devices)}: the optimizer state of "
                 "every replica starts again, from the mean of those that were saved.",
                 stacklevel=2,
             )

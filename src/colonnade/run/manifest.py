@@ -4,26 +4,40 @@ A saved step is a directory: TensorFlow's checkpoint files, `manifest.json` with
 each of them, and `manifest.json.sha256`, which guards the manifest itself in the way of `sha256sum -c`.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 SEAL = "manifest.json.sha256"
-FORMAT = 1
+FORMAT = 2
 LARGEST = 2**28  # bytes of a manifest that are read
 # A file of a saved step is named by letters, digits, dots and dashes: no name leads out of its directory.
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+# What the file system says of a file that it has lost; any other error may be gone the next time.
+LOST = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO, errno.EUCLEAN)
+# Without these a step holds nothing to go on from.
+NEEDED = ("values.index", "values.data-", "data.index", "data.data-")
+
+
 class Flaw(Exception):
     """What is wrong with a saved step; never leaves the package as such."""
+
+
+class Unread(Exception):
+    """Why nothing can be said of a saved step, which may be whole; never leaves the package as such."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(_finite(asdict(self)), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
@@ -70,9 +84,12 @@ class Manifest:
         try:
             plain = json.loads(text)
             if plain["format"] != FORMAT:
-                raise Flaw(f"{MANIFEST} has format {plain['format']!r}, and this version reads {FORMAT}")
+                said = f"it has format {plain['format']!r}, and this version of Colonnade reads {FORMAT}"
+                raise Unread(said) if type(plain["format"]) is int else Flaw(said)
             known = {entry.name for entry in fields(cls)}
             files = {str(name): File(**facts) for name, facts in plain.pop("files").items()}
+            plain["loss"] = _number(plain["loss"])
+            plain["metrics"] = {name: _number(value) for name, value in plain["metrics"].items()}
             manifest = cls(**{k: v for k, v in plain.items() if k in known}, files=files)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Flaw(f"{MANIFEST} is not a manifest ({type(error).__name__}: {error})") from None
@@ -95,6 +112,13 @@ def examine(folder: Path, *, thorough: bool) -> Manifest:
     if _read(folder / SEAL) != seal(text):
         raise Flaw(f"{MANIFEST} does not have the checksum in {SEAL}")
     manifest = Manifest.from_json(text)
+    with _judged(folder.name):
+        there = set(os.listdir(folder)) - {MANIFEST, SEAL}
+    for name in sorted(there - manifest.files.keys()):
+        raise Flaw(f"{name} is there, and {MANIFEST} does not name it")
+    for needed in NEEDED:
+        if not any(name.startswith(needed) for name in manifest.files):
+            raise Flaw(f"{MANIFEST} names no {needed}")
     for name, file in manifest.files.items():
         _check(folder, name, file, thorough=thorough)
     return manifest
@@ -108,26 +132,48 @@ def _check(folder: Path, name: str, file: File, *, thorough: bool) -> None:
         size = os.fstat(descriptor).st_size
         if size != file.size:
             raise Flaw(f"{name} has {size} bytes instead of {file.size}")
-        if thorough and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-            raise Flaw(f"{name} does not have its checksum")
+        with _judged(name):
+            if thorough and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+                raise Flaw(f"{name} does not have its checksum")
 
 
 def _read(path: Path) -> bytes:
-    with open(_open(path), "rb") as opened:
+    with open(_open(path), "rb") as opened, _judged(path.name):
         return opened.read(LARGEST)
 
 
-def _open(path: Path) -> int:
+@contextlib.contextmanager
+def _judged(name: str) -> Iterator[None]:
+    """A file that cannot be read is a flaw if it is lost; if not, nothing is known of it."""
     try:
-        descriptor = os.open(path, READ)
+        yield
     except FileNotFoundError:
-        raise Flaw(f"{path.name} is missing") from None
+        raise Flaw(f"{name} is missing") from None
     except OSError as error:
-        raise Flaw(f"{path.name} cannot be read ({error.strerror})") from None
+        kind = Flaw if error.errno in LOST else Unread
+        raise kind(f"{name} cannot be read ({error.strerror})") from None
+
+
+def _open(path: Path) -> int:
+    with _judged(path.name):
+        descriptor = os.open(path, READ)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise Flaw(f"{path.name} is not a file")
     return descriptor
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not a finite number: null stands for it."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
 
 
 def digest(path: Path) -> File:

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from colonnade.errors import CheckpointInUse
+from colonnade.errors import CheckpointInUse, DiskFull
+from colonnade.run.archive import FULL
 
 LOCK = ".lock"
 OWNER = ".owner"
@@ -41,8 +42,14 @@ def owned(directory: Path) -> Iterator[None]:
 
 def _sign(directory: Path) -> None:
     new = directory / f"{OWNER}-{secrets.token_hex(4)}"
-    new.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
-    os.replace(new, directory / OWNER)
+    try:
+        new.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+        os.replace(new, directory / OWNER)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise DiskFull(str(directory), None) from None
+        raise
 
 
 def _owner(directory: Path) -> tuple[int | None, str | None]:

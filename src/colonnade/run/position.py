@@ -1,5 +1,6 @@
-"""Where a training is in its data: the state of TensorFlow's iterator, with shuffle buffers and seeds."""
+"""Where a training is in its data: the state of TensorFlow's iterator, with the seeds of its shuffles."""
 
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +12,11 @@ FIX = (
     'Choose with cn.Checkpoint(..., data=...): "skip" goes through what was seen again, and is exact if the '
     'same data come in the same order; "restart" begins with the first batch'
 )
-# A shuffle writes this into the state, if it is in the midst of its data. Between two rounds of a
-# `repeat` it may write nothing, and then the order of later rounds would not be found again.
-SHUFFLE = b"num_random_samples"
+# Every shuffle that is at work writes this into the state of the iterator once. Between two rounds of a
+# `repeat` there is none, and then the seeds of later rounds would not be found again.
+SHUFFLE = b"epoch_num_random_samples"
+# In the state, a shuffle that is begun again and again is named as below one of several iterators.
+IN_ROUNDS = re.compile(rb"\]::[\w:\[\]]*Shuffle|ShuffleAndRepeat")
 FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL, as the op counts it
 
 
@@ -36,9 +39,35 @@ def thaw(iterator: Any, state: Any, where: str) -> None:
         raise InvalidArgument(where, [Problem("data", "a dataset", rule, FIX)]) from None
 
 
-def shuffles(state: Any) -> int:
-    """How many shuffles are in the midst of their data."""
-    return int(tf.io.serialize_tensor(state).numpy().count(SHUFFLE))
+def comes_again(start: Any, later: Any) -> bool:
+    """Whether a pass, begun once more from its start, gives the same batches even without seeds.
+
+    Not if there are shuffles of which the start does not know: those of later rounds, and those that
+    are begun with the first batch, below another shuffle.
+
+    Args:
+        start: the state before the first batch.
+        later: the state after it.
+    """
+    try:
+        known, found = _bytes(start), _bytes(later)
+    except tf.errors.OpError:  # larger than TensorFlow can put into one piece
+        return False
+    return not IN_ROUNDS.search(found) and found.count(SHUFFLE) <= known.count(SHUFFLE)
+
+
+def between_rounds(start: Any, state: Any) -> bool:
+    """Whether shuffles that were at work at the start of a pass are not in this state of it."""
+    return _bytes(state).count(SHUFFLE) < _bytes(start).count(SHUFFLE)
+
+
+def other_batches() -> InvalidArgument:
+    """The data were gone through again, and what came was not what had come before."""
+    rule = (
+        "did not give the batches again that it gave before the save: the data are others, or they come in "
+        "an order of the moment, as by map(..., deterministic=False)"
+    )
+    return InvalidArgument("fit()", [Problem("data", "a dataset", rule, f"Pass the same data. Or: {FIX}")])
 
 
 def generator_problem(data: Any) -> Problem:
@@ -51,3 +80,7 @@ def generator_problem(data: Any) -> Problem:
 
 def _handle(iterator: Any) -> Any:
     return tf.nest.flatten(iterator, expand_composites=True)[0]
+
+
+def _bytes(state: Any) -> bytes:
+    return bytes(tf.io.serialize_tensor(state).numpy())

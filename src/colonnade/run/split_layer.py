@@ -14,6 +14,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.parallel import Devices
 from colonnade.run.parts import Logical, Parts, joined, starts
 from colonnade.run.placed import on
+from colonnade.run.slices import mark
 from colonnade.run.split import sizes
 
 SPLITS = ("columns", "rows")
@@ -122,6 +123,8 @@ class SplitLayer(keras.layers.Layer):
                 first = _value(piece)
                 parts.append(self.add_weight(shape=piece.shape.as_list(), initializer=first, name=full))
         variable = Logical(name, parts, axis or 0, self.where)
+        if axis is not None:
+            mark([part.value for part in parts], axis)
         self.logical = (*self.logical, variable)
         return variable
 

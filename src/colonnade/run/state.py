@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from colonnade.run.residence import Residence, another_stream
+from colonnade.run.slices import BAR, PART, mark_slots, slice_of
 from colonnade.run.split import Arguments
 
 REPLICAS = "replicas/"
@@ -95,6 +96,7 @@ def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = (
         updates: the engine's count of updates.
         lost: what cannot be kept, in words.
     """
+    mark_slots(residence.parameters, residence.slots)
     groups = {
         "parameters": residence.parameters,
         "optimizer": residence.slots,
@@ -137,15 +139,22 @@ def _states(residence: Residence) -> dict[str, Any]:
 
 
 def named(variables: Iterable[tf.Variable]) -> dict[str, tf.Variable]:
-    """Variables by their names; the second of a name gets `~1` behind it, and so on.
+    """Variables by the names of their tensors in a checkpoint; of a part, its slice stands behind a bar.
+
+    The second of a name gets `~1` behind it, and so on.
 
     >>> list(named([tf.Variable(0, name="w"), tf.Variable(0, name="b"), tf.Variable(0, name="w")]))
     ['w', 'b', 'w~1']
     """
     found: dict[str, tf.Variable] = {}
     counts: dict[str, int] = {}
+    wholes: dict[Any, str] = {}
     for variable in variables:
-        name = variable.name.partition(":")[0]
-        number = counts[name] = counts.get(name, -1) + 1
-        found[f"{name}~{number}" if number else name] = variable
+        cut, name = slice_of(variable), variable.name.partition(":")[0]
+        name = PART.sub("", name) if cut else name
+        whole = (name, cut.logical if cut else variable.ref())
+        if whole not in wholes:
+            number = counts[name] = counts.get(name, -1) + 1
+            wholes[whole] = f"{name}~{number}" if number else name
+        found[wholes[whole] + (f"{BAR}{cut.of(variable.shape)}" if cut else "")] = variable
     return found

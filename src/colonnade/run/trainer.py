@@ -247,7 +247,7 @@ class Trainer:
                 done = self.step - begin
                 shown.begin_at(self.step, done)
         while not stopped and (steps is None or done < steps):
-            if interrupted.is_set() and (keeper is None or keeper.can_save(self.step)):
+            if interrupted.is_set() and (keeper is None or keeper.can_end(self.step, interrupted.seconds)):
                 break
             # Up to the next log line, in calls short enough to be interrupted.
             to_log = log_every - done % log_every

@@ -23,8 +23,8 @@ def look(directory: Path, *, thorough: bool) -> list[Saved]:
     return Archive(directory).saved(thorough=thorough)
 
 
-def facts(saved: Sequence[Saved]) -> list[dict[str, object]]:
-    """What `colonnade checkpoints --json` prints."""
+def facts(saved: Sequence[Saved], *, thorough: bool) -> list[dict[str, object]]:
+    """What `colonnade checkpoints --json` prints; `verified` says whether every byte was read."""
     return [
         {
             "step": one.step,
@@ -35,6 +35,7 @@ def facts(saved: Sequence[Saved]) -> list[dict[str, object]]:
             "loss": one.manifest.loss if one.manifest and math.isfinite(one.manifest.loss) else None,
             "devices": one.manifest.devices if one.manifest else None,
             "whole": one.flaw is None,
+            "verified": thorough,
             "flaw": one.flaw,
         }
         for one in saved
