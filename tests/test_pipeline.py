@@ -500,13 +500,98 @@ def test_an_output_that_does_not_fit_the_next_input():
     second.build([None, 5])
     pipeline = cn.Pipeline([first, second], 2)
     with pytest.raises(
-        cn.InvalidArgument, match=r"stage 1='dense.*cannot take what stage 0 returns, float32\(5, 4\)"
+        cn.InvalidArgument, match=r"stages\[1\]='dense.*cannot take what stages\[0\] returns, float32\(5, 4\)"
     ):
         cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(
             X[:40], Y[:40]
         )
-    with pytest.raises(cn.InvalidArgument, match="cannot take what stage 0 returns"):
+    with pytest.raises(cn.InvalidArgument, match=r"cannot take what stages\[0\] returns"):
         pipeline(X)
+
+
+@pytest.mark.parametrize("placement", ["auto", [0, 0, 1]])
+def test_the_layer_that_does_not_fit_is_named_whatever_the_placement(placement):
+    wrong = DENSE(3, name="wrong")
+    wrong.build([None, 5])
+    pipeline = cn.Pipeline([DENSE(4), wrong, DENSE(2)], 2, micro_batches=2, placement=placement)
+    trainer = cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline)
+    for run in (lambda: pipeline(X[:4]), lambda: trainer.train_on_batch(X[:4], Y[:4])):
+        with pytest.raises(cn.InvalidArgument) as caught:
+            run()
+        assert "stages[1]='wrong': cannot take what stages[0] returns, float32(2, 4)" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+
+
+def test_a_sparse_batch_with_auto():
+    kernel = tf.Variable(given([5, 4]))
+    stages = [lambda s: tf.sparse.sparse_dense_matmul(s, kernel), DENSE(3), DENSE(2)]
+    pipeline = cn.Pipeline(stages, 2, micro_batches=2)
+    entries = [[0, 2], [1, 4], [3, 0], [3, 1]]
+    for count in (3, 4):  # also where a batch has another number of entries than the first
+        batch = tf.SparseTensor(entries[:count], [1.0, 2.0, 3.0, 4.0][:count], [4, 5])
+        wanted = stages[2](stages[1](tf.sparse.to_dense(batch) @ kernel))
+        np.testing.assert_allclose(pipeline(batch), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class Block(keras.layers.Layer):
+    """Layers inside whose call() has no argument `training`: Keras tells them all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)
+
+    def call(self, x):
+        return self.drop(self.norm(x))
+
+
+def test_layers_inside_a_layer_know_that_they_train():
+    block = Block()
+    pipeline = cn.Pipeline([block, DENSE(3)], 2, micro_batches=1)
+    assert np.allclose(pipeline(X), pipeline(X))
+    assert not np.allclose(pipeline(X, training=True), pipeline(X, training=True))
+    before = block.norm.moving_mean.numpy()
+    cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.0), devices=pipeline).train_on_batch(X, Y)
+    np.testing.assert_allclose(block.norm.moving_mean, (before + X.mean(axis=0)) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_of_a_functional_model_are_found_by_name_and_cast():
+    first, second = keras.Input([2], name="b"), keras.Input([2], name="a")
+    model = keras.Model([first, second], DENSE(1)(keras.layers.Subtract()([first, second])))
+    pipeline = cn.Pipeline(model, 2, micro_batches=1)
+    a, b = np.ones([3, 2], "int32"), np.full([3, 2], 5, "uint8")
+    wanted = model({"a": a, "b": b})
+    for inputs in ({"a": a, "b": b}, {"b": b, "a": a}, [b, a]):
+        np.testing.assert_allclose(pipeline(inputs), wanted, rtol=TOLERANCE)
+    with pytest.raises(cn.InvalidArgument, match=r"called b, a\. Pass a"):
+        pipeline({"b": b})
+
+
+def test_a_mask_that_leaves_a_nested_model_is_refused():
+    masked = keras.layers.Embedding(5, 4, mask_zero=True)
+    inner = keras.Sequential([masked, keras.layers.LSTM(4, return_sequences=True)], name="inner")
+    tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
+    outer = keras.Sequential([keras.Input([4]), inner, keras.layers.LSTM(2), DENSE(1)])
+    symbol = keras.Input([4])
+    functional = keras.Model(symbol, DENSE(1)(keras.layers.LSTM(2)(inner(symbol))))
+    for model in (outer, functional):
+        for placement in ("auto", [0, 1, 1]):
+            with pytest.raises(cn.InvalidArgument, match="stages='inner': makes a mask"):
+                cn.Pipeline(model, 2, micro_batches=1, placement=placement)(tokens)
+        inside = cn.Pipeline(model, 2, micro_batches=1, placement=[0, 0, 1])
+        np.testing.assert_allclose(inside(tokens), model(tokens), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def nested():
+    inside = keras.Input([6])
+    inner = keras.Model(inside, DENSE(4, "tanh")(inside) * 2.0, name="inner")
+    inputs = keras.Input([6])
+    return with_weights(keras.Model(inputs, DENSE(3)(DENSE(5)(inner(inputs)))))
+
+
+def test_a_functional_model_in_a_functional_model():
+    assert cn.Pipeline(nested(), 1).layers[0] == "inner"
+    found = train(nested, (X, Y), devices=2, micro_batches=2, placement=[0, 1, 1])
+    assert_equal(found, train(nested, (X, Y)))
 
 
 def test_a_variable_of_two_stages_must_be_declared():
@@ -524,11 +609,17 @@ def test_a_variable_of_two_stages_must_be_declared():
                 trainer.train_on_batch(X, Y)
 
 
-def test_a_layer_that_is_called_twice_cannot_be_cut():
-    inputs = keras.Input([4])
-    layer = keras.layers.Dense(4, name="twice")
-    with pytest.raises(cn.InvalidArgument, match="stages='twice': is called more than once"):
-        cn.Pipeline(keras.Model(inputs, layer(layer(inputs))), 2)
+def twice():
+    inputs = keras.Input([6])
+    layer = DENSE(6, name="twice")
+    return with_weights(keras.Model(inputs, DENSE(3)(layer(layer(inputs)))))
+
+
+def test_a_layer_that_is_called_twice_has_two_places():
+    together = train(twice, (X, Y), devices=2, micro_batches=2, placement=[0, 0, 1])
+    assert_equal(together, train(twice, (X, Y)))
+    with pytest.raises(cn.InvalidArgument, match=r"kernel.*is used by stages 0, 1, and is not declared"):
+        train(twice, (X, Y), devices=2, micro_batches=2, placement=[0, 1, 1])
 
 
 def test_a_loss_function_must_call_the_pipeline_of_its_trainer():

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from colonnade.reason.placement import Layer
 from colonnade.run.footprint import play_of, size_of
-from colonnade.run.layers import Chain, Network, Stage
+from colonnade.run.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.legs import Legs
 from colonnade.run.rehearsal import Act, Play, Seen, rehearse
 from colonnade.run.residence import Residence
-from colonnade.run.split import Arguments
+from colonnade.run.split import SPECS, Arguments, is_tensor
 from colonnade.run.trace import Traced
 
 # Of so many runs of a layer the fastest counts.
@@ -36,7 +36,7 @@ def measured(
     The inputs are zeros. Variables are read where they are; what a layer changes, it changes in a copy.
     `with_memory` asks for an estimate of the bytes as well, with what `optimizer` keeps.
     """
-    known = tf.nest.map_structure(_shaped, values, expand_composites=True)
+    known = tf.nest.map_structure(_spec, values)
     # A thread of its own knows nothing of the function that is being traced in this one: inside it no
     # tape would record, not even in an init_scope.
     with ThreadPoolExecutor(1) as thread:
@@ -51,13 +51,17 @@ def _measured(
     optimizer: Any,
     with_memory: bool,
 ) -> list[Layer]:
-    known = tf.nest.map_structure(_zeros, shapes, expand_composites=True)
+    known = tf.nest.map_structure(_zeros, shapes)
     seconds, works = [], []
     for i in range(len(layers.names)):
         stage = layers.stage(i, i + 1)
         taken = Arguments(([known[key] for key in stage.takes],), {})
-        works.append(_Work(stage, taken, training))
-        time, results = _timed(works[-1], taken, device)
+        try:
+            works.append(_Work(stage, taken, training))
+            time, results = _timed(works[-1], taken, device)
+        except MISTAKES as error:
+            values = [leaf.value for leaf in taken.leaves]
+            raise misfit(f"layer {i}", stage.name, "what it gets", values, error) from None
         known.update(zip(stage.gives, results, strict=True))
         seconds.append(time)
     if not with_memory:
@@ -77,10 +81,10 @@ class _Work(Traced):
             crossings = self._exchange.crossings
             crossings.enter(stage.name, 1)
             with tf.GradientTape() as tape:
-                smooth = [v for v in tf.nest.flatten(values) if v.dtype.is_floating]
+                smooth = _floats(values)
                 tape.watch(smooth)
                 results = stage.call(values, training)
-                ends = [t for t in tf.nest.flatten(results) if t.dtype.is_floating]
+                ends = _floats(results)
                 total = crossings.turn(
                     tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
                 )
@@ -107,6 +111,11 @@ class _Work(Traced):
         return round(HEADROOM * kept), round(HEADROOM * left), round(HEADROOM * working)
 
 
+def _floats(nest: Any) -> list[Any]:
+    leaves = tf.nest.flatten(nest, expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf) and leaf.dtype.is_floating]
+
+
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
     handles = Residence("shared", [device], [], []).bindings(0, traced.captures)
     times = []
@@ -120,11 +129,23 @@ def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequen
     return min(times[1:]), traced.pack(leaves)["results"]
 
 
-def _shaped(value: Any) -> Any:
-    return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) else value
+def _spec(value: Any) -> Any:
+    """What is known of a value, without the graph that it is from."""
+    return tf.type_spec_from_value(value) if is_tensor(value) else value
 
 
-def _zeros(value: Any) -> Any:
-    if not isinstance(value, tf.TensorSpec):
-        return value
-    return tf.zeros([size or 1 for size in value.shape], value.dtype)
+def _zeros(spec: Any) -> Any:
+    """A value of this kind; a sparse or ragged one has an entry in every row."""
+    if not isinstance(spec, SPECS):
+        return spec
+    shape = [size or 1 for size in spec.shape]
+    if isinstance(spec, tf.TensorSpec):
+        return tf.zeros(shape, spec.dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        rows = tf.range(shape[0], dtype=tf.int64)[:, None]
+        indices = tf.pad(rows, [[0, 0], [0, len(shape) - 1]])
+        return tf.SparseTensor(indices, tf.zeros([shape[0]], spec.dtype), shape)
+    inner = tf.zeros([shape[0], *[1] * spec.ragged_rank, *shape[1 + spec.ragged_rank :]], spec.dtype)
+    return tf.RaggedTensor.from_tensor(
+        inner, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
+    )

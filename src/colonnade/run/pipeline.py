@@ -14,7 +14,7 @@ from colonnade.reason.placement import Room, misfits, place
 from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
 from colonnade.run.join import join_leaf
-from colonnade.run.layers import Stage, layers_of, misfit
+from colonnade.run.layers import MISTAKES, Stage, layers_of, misfit, refused
 from colonnade.run.passage import Stamp
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.staging import problems, refs_of, rows_of
@@ -123,8 +123,8 @@ class Pipeline:
             taken = self._entered(context, stage, number, values, origins)
             try:
                 found = stage.call(taken, training)
-            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-                self._refuse(context, stage, number, taken, error)
+            except MISTAKES as error:
+                self._refuse(stage, number, taken, error)
             self._note(stage, number, found, values, origins)
         return self._layers.given(values)
 
@@ -170,11 +170,9 @@ class Pipeline:
         origins.update(dict.fromkeys(stage.gives, number))
 
     @unconverted
-    def _refuse(self, context: Exchange, stage: Stage, number: int, taken: Any, error: Exception) -> None:
-        if not isinstance(error, ColonnadeError):
-            error = misfit(stage, number, taken, error)
-        context.mistakes.append(error)
-        raise error
+    def _refuse(self, stage: Stage, number: int, taken: Any, error: Exception) -> None:
+        source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+        raise refused(misfit(f"stage {number}", stage.name, source, taken, error))
 
     @unconverted
     def _run(self, inputs: tuple[Any, ...], training: bool | None) -> Any:
@@ -185,14 +183,15 @@ class Pipeline:
         key = (arguments.key(), training)
         if key not in self._compiled:
             structure: list[Any] = []
+            known = arguments.resized(arguments.size("the pipeline") or 0)
 
             @unconverted
             def forward(*components: Any) -> Any:
-                result = self._forward(arguments.with_components(components), training)
+                result = self._forward(known.with_components(components), training)
                 structure.append(result)
                 return tf.nest.flatten(result, expand_composites=True)
 
-            specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+            specs = [tf.TensorSpec(c.shape, c.dtype) for c in known.components()]
             try:
                 concrete = tf.function(forward, autograph=False).get_concrete_function(*specs)
             except ColonnadeError as mistake:
@@ -211,8 +210,12 @@ class Pipeline:
             split = self.counts(total)
             counts = [count for row in split for count in row]
             rows = [self.rows[i] for i, row in enumerate(split) for _ in row]
+        parts = arguments.parts(counts)
+        if total is not None:  # a slice of a sparse tensor does not know its shape
+            sized = zip(parts, counts, strict=True)
+            parts = [arguments.resized(n).with_components(part.components()) for part, n in sized]
         results = []
-        for i, (part, row) in enumerate(zip(arguments.parts(counts), rows, strict=True)):
+        for i, (part, row) in enumerate(zip(parts, rows, strict=True)):
             results.append(self._through(part, row, i, training))
         flat = [tf.nest.flatten(result) for result in results]
         joined = [
@@ -260,10 +263,10 @@ class Pipeline:
 
             try:
                 self._traces[key] = Traced(call, taken, voice)
-            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-                if isinstance(error, ColonnadeError):
-                    raise
-                raise misfit(stage, number, [leaf.value for leaf in taken.leaves], error) from None
+            except MISTAKES as error:
+                source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+                given = [leaf.value for leaf in taken.leaves]
+                raise misfit(f"stage {number}", stage.name, source, given, error) from None
         return self._traces[key]
 
     def note(self, stamps: Sequence[Stamp]) -> Any:
