@@ -17,6 +17,9 @@ from colonnade.run.split import Arguments
 TOLERANCE = 2e-5
 
 
+DENSE = keras.layers.Dense
+
+
 def given(shape, scale=0.4, seed=0):
     return np.random.default_rng(seed).normal(size=shape, scale=scale).astype("float32")
 
@@ -224,6 +227,31 @@ def test_tied_weights_and_weighted_losses():
     for name, value in originals.items():
         np.testing.assert_allclose(variables[name], value, atol=TOLERANCE)
     assert (homes["table:0"], homes["kernel:0"]) == ("CPU:0", "CPU:1")
+
+
+def wide_end(piped, rows=None):
+    """A pipeline whose last stage is split by width over two other devices; full logits are nowhere."""
+    keras.utils.set_random_seed(1)
+    body, head = DENSE(8, "tanh"), cn.width.Dense(10, gather=False, devices=[2, 3])
+    pipeline = cn.Pipeline([body, head], rows or [0, 1], micro_batches=2) if piped else None
+
+    def loss(x, y):
+        return cn.width.softmax_cross_entropy(y, pipeline(x) if piped else head(body(x)))
+
+    trainer = cn.Trainer(loss, keras.optimizers.Adam(0.01), devices=pipeline or 1)
+    return [trainer.train_on_batch(X, Y) for _ in range(3)], [v.numpy() for v in trainer.parameters], trainer
+
+
+def test_a_layer_split_by_width_keeps_its_parts_where_they_are():
+    found, wanted = wide_end(True), wide_end(False)
+    assert_equal(found, wanted)
+    homes = {name: short(home) for name, home in found[2].homes().items()}
+    assert len(homes) >= 3 * 6
+    for name, home in homes.items():  # and what Adam keeps for them
+        for i, device in enumerate(("CPU:2", "CPU:3")):
+            assert (f"part_{i}" in name) == (home == device), (name, home)
+    with pytest.raises(cn.InvalidArgument, match="is a part of a layer that is split by width"):
+        wide_end(True, [[0, 1], [4, 5]])
 
 
 def test_a_penalty_counts_once_and_a_frozen_layer_stays():
@@ -459,9 +487,6 @@ def test_measuring_changes_nothing():
     after = [v.numpy() for v in model.variables] + [drop.seed_generator.state.numpy()]
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-DENSE = keras.layers.Dense
 
 
 @pytest.mark.parametrize(

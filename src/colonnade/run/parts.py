@@ -96,6 +96,21 @@ class Logical(tf.train.experimental.PythonState):
         self.assign(value)
 
 
+# A part of a variable lives on the device that its layer was given, whoever else moves variables; this
+# attribute of the TensorFlow variable says so.
+_HOME = "colonnade_home"
+
+
+def give_home(variable: tf.Variable, device: str) -> None:
+    """Say that a variable belongs to a device."""
+    setattr(variable, _HOME, device)
+
+
+def home_of(variable: tf.Variable) -> str | None:
+    """The device to which a variable belongs, if it is a part of one."""
+    return getattr(variable, _HOME, None)
+
+
 def starts(sizes: Sequence[int]) -> tuple[int, ...]:
     """Where consecutive parts begin.
 

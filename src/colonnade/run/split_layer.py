@@ -12,7 +12,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.parallel import Devices
-from colonnade.run.parts import Logical, Parts, joined, starts
+from colonnade.run.parts import Logical, Parts, give_home, joined, starts
 from colonnade.run.placed import on
 from colonnade.run.split import sizes
 
@@ -121,6 +121,7 @@ class SplitLayer(keras.layers.Layer):
             with tf.init_scope(), tf.device(device):
                 first = _value(piece)
                 parts.append(self.add_weight(shape=piece.shape.as_list(), initializer=first, name=full))
+                give_home(parts[-1].value, device)
         variable = Logical(name, parts, axis or 0, self.where)
         self.logical = (*self.logical, variable)
         return variable
