@@ -13,7 +13,8 @@ from colonnade.run.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.legs import Legs
 from colonnade.run.rehearsal import Act, Play, Seen, rehearse
 from colonnade.run.residence import Residence
-from colonnade.run.split import SPECS, Arguments, is_tensor
+from colonnade.run.split import Arguments, is_tensor
+from colonnade.run.stand_in import skeleton, stand_in
 from colonnade.run.trace import Traced
 
 # Of so many runs of a layer the fastest counts.
@@ -51,7 +52,7 @@ def _measured(
     optimizer: Any,
     with_memory: bool,
 ) -> list[Layer]:
-    known = tf.nest.map_structure(_zeros, shapes)
+    known = tf.nest.map_structure(stand_in, shapes)
     seconds, works = [], []
     for i in range(len(layers.names)):
         stage = layers.stage(i, i + 1)
@@ -76,6 +77,7 @@ class _Work(Traced):
 
     def __init__(self, stage: Stage, taken: Arguments, training: bool | None) -> None:
         self.parameters: list[tf.Variable] = []
+        self._taken = taken
 
         def both(values):  # type: ignore[no-untyped-def]
             crossings = self._exchange.crossings
@@ -98,7 +100,7 @@ class _Work(Traced):
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
         parts = Legs(self, 1).parts.values()
         acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
-        return play_of(self, self.parameters, gradients, optimizer, acts)
+        return play_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), acts)
 
     def bytes(self, seen: Seen) -> tuple[int, int, int]:
         """What stays, what a micro-batch leaves until it comes back, and what work takes besides."""
@@ -132,20 +134,3 @@ def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequen
 def _spec(value: Any) -> Any:
     """What is known of a value, without the graph that it is from."""
     return tf.type_spec_from_value(value) if is_tensor(value) else value
-
-
-def _zeros(spec: Any) -> Any:
-    """A value of this kind; a sparse or ragged one has an entry in every row."""
-    if not isinstance(spec, SPECS):
-        return spec
-    shape = [size or 1 for size in spec.shape]
-    if isinstance(spec, tf.TensorSpec):
-        return tf.zeros(shape, spec.dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        rows = tf.range(shape[0], dtype=tf.int64)[:, None]
-        indices = tf.pad(rows, [[0, 0], [0, len(shape) - 1]])
-        return tf.SparseTensor(indices, tf.zeros([shape[0]], spec.dtype), shape)
-    inner = tf.zeros([shape[0], *[1] * spec.ragged_rank, *shape[1 + spec.ragged_rank :]], spec.dtype)
-    return tf.RaggedTensor.from_tensor(
-        inner, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
-    )

@@ -16,7 +16,7 @@ from colonnade.reason.pipeline import forward
 from colonnade.run.descent import specs, with_factor
 from colonnade.run.engine import Settings
 from colonnade.run.evaluation import Evaluation
-from colonnade.run.footprint import Memory, of_pipeline
+from colonnade.run.footprint import Memory, homes_of, of_pipeline
 from colonnade.run.legs import Legs, untied
 from colonnade.run.lockstep import Lockstep
 from colonnade.run.objective import Objective, Share, stacked, vital
@@ -27,6 +27,7 @@ from colonnade.run.reduce import Order, order_for, reduce, spread
 from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
+from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.trace import Traced, Voice, unconverted
 from colonnade.run.update import Update
 
@@ -91,15 +92,22 @@ class Conveyor(Lockstep):
 
     @property
     def every_device(self) -> tuple[str, ...]:
-        return self._pipeline.devices
+        return (*self._pipeline.devices, *homes_of(self._legs))
 
     def memory(self, batch: Arguments) -> Memory:
         self._trace(batch)
-        counts = self._pipeline.counts(batch.size("the batch") or 0)[0]
-        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
         pipeline = self._pipeline
+        split = pipeline.counts(batch.size("the batch") or 0)
+        flat = [count for row in split for count in row]
+        largest = self._objective(specs(batch, flat)[0], 0, len(flat))
         return of_pipeline(
-            largest, self._legs[largest], self.optimizer, self._rows, len(counts), pipeline.schedule
+            largest,
+            self._legs[largest],
+            self.optimizer,
+            with_factor(with_stand_ins(batch), flat)[0],
+            self._rows,
+            len(split[0]),
+            pipeline.schedule,
         )
 
     def _bind(self) -> None:

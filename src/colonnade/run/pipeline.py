@@ -1,20 +1,22 @@
 """A model spread over devices by its layers; micro-batches keep all of them at work."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
-from colonnade.hardware.devices import estimated_limit
+from colonnade.hardware.devices import estimated_limit, room
 from colonnade.hardware.placement import short
-from colonnade.reason.pipeline import SCHEDULES, Schedule, alive
-from colonnade.reason.placement import Room, misfits, place
+from colonnade.reason.pipeline import SCHEDULES, Schedule
+from colonnade.reason.placement import misfits, place, rooms_of
 from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
+from colonnade.run.footprint import size_of
 from colonnade.run.join import join_leaf
 from colonnade.run.layers import MISTAKES, Stage, layers_of, misfit, refused
+from colonnade.run.parts import home_of
 from colonnade.run.passage import Stamp
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.staging import problems, refs_of, rows_of
@@ -267,7 +269,18 @@ class Pipeline:
                 source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
                 given = [leaf.value for leaf in taken.leaves]
                 raise misfit(f"stage {number}", stage.name, source, given, error) from None
+            check("Pipeline()", self._too_heavy(stage, number, self._traces[key].variables))
         return self._traces[key]
+
+    def _too_heavy(self, stage: Stage, number: int, variables: Sequence[Any]) -> Iterator[Problem]:
+        """A stage whose weights alone are more than a device may hold; a trainer looks at the rest too."""
+        size = sum(size_of(variable) for variable in variables if home_of(variable) is None)
+        for row in self.rows:
+            limit = estimated_limit(row[number])
+            if limit is not None and size > limit:
+                needed = f"{size / 2**20:.1f} MiB of weights that {short(row[number])} gets with {stage.name}"
+                rule, fix = f"is below the {needed}", 'Leave placement="auto", or take more devices'
+                yield Problem("memory", limit // 2**20, rule, fix)
 
     def note(self, stamps: Sequence[Stamp]) -> Any:
         """Keep the times of a step, for `timeline`; call it in the graph of the step."""
@@ -313,7 +326,7 @@ class Pipeline:
         """Decide which layer goes where, if that is still open, for micro-batches like these."""
         if self.placement is not None:
             return
-        limits = [estimated_limit(device) for device in self.rows[0]]
+        limits = [room(device) for device in self.rows[0]]
         layers = measured(
             self._layers,
             values,
@@ -322,13 +335,11 @@ class Pipeline:
             self.optimizer,
             with_memory=any(limit is not None for limit in limits),
         )
-        kept = alive(self.schedule(self.num_stages, self.micro_batches))
-        rooms = [
-            Room(short(device), limit, count)
-            for device, limit, count in zip(self.rows[0], limits, kept, strict=True)
-        ]
+        rooms = rooms_of([short(d) for d in self.rows[0]], limits, self.schedule, self.micro_batches)
         found = place(layers, rooms)
-        check("Pipeline()", misfits(layers, rooms) if found is None else ())
+        check(
+            "Pipeline()", misfits(layers, rooms, self.schedule, self.micro_batches) if found is None else ()
+        )
         assert found is not None
         self._settle(found)
 

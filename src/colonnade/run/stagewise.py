@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.graph import Capture
+from colonnade.run.parts import home_of
 from colonnade.run.residence import Bindings, Residence, State, another_stream, copy_of, is_random_state
 
 
@@ -41,6 +42,8 @@ class Stagewise(Residence):
 
     def _copy(self, row: int, variable: tf.Variable) -> tf.Variable:
         copies = self._copies[row]
+        if home_of(variable) is not None:
+            return variable  # it is where it belongs
         if variable.ref() not in copies:
             copies[variable.ref()] = copy_of(variable, self._device(row, variable))
         return copies[variable.ref()]
@@ -82,4 +85,5 @@ class Stagewise(Residence):
 
     def leave(self) -> None:
         for variable in [*self.parameters, *self.slots]:
-            variable.assign(self._copies[0][variable.ref()])
+            if variable.ref() in self._copies[0]:
+                variable.assign(self._copies[0][variable.ref()])
