@@ -1,5 +1,6 @@
 """A pipeline against one device: the same losses and gradients, for every schedule and kind of layer."""
 
+import time
 from itertools import accumulate, pairwise
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.hardware.placement import short
-from colonnade.run import balance
+from colonnade.run import balance, cutting
 from colonnade.run.split import Arguments
 
 # Sums over micro-batches are taken in another order than over the batch: some units in the last place of
@@ -384,6 +385,38 @@ def test_the_timeline_of_the_last_step():
         before = (e.replica, e.stage - 1, e.micro_batch, "forward")
         if e.kind == "forward" and e.stage:
             assert ends[before] <= e.start
+
+
+def test_on_cards_a_float_is_the_witness_of_the_end():
+    """A number of type int32 lies in the memory of the host, and would be there before the card is done."""
+    with tf.Graph().as_default() as graph:
+        found = [tf.constant([1]), tf.constant([2.0]) * 3.0]
+        cutting._ended(found, on_card=True)
+        cutting._started((tf.constant(1.0),), on_card=True)
+    (cut,) = [op for op in graph.get_operations() if op.type == "StridedSlice"]
+    assert cut.inputs[0].dtype == tf.float32
+    stamps = [op for op in graph.get_operations() if op.type == "Timestamp"]
+    assert [short(op.device) for op in stamps] == ["CPU:0", "CPU:0"]
+    assert cut.device == ""
+
+
+def test_stages_that_wait_wait_together():
+    """F2 of a real run: forward takes 2 + 4 - 1 naps where stages overlap, and 2 x 4 where they do not."""
+
+    def nap(x):
+        time.sleep(0.05)
+        return x
+
+    def stage(weight):
+        return lambda x: weight * x + tf.stop_gradient(tf.numpy_function(nap, [x], tf.float32, stateful=True))
+
+    pipeline = cn.Pipeline([stage(tf.Variable(1.0)), stage(tf.Variable(1.0))], 2, micro_batches=4)
+    trainer = cn.Trainer(
+        lambda x: tf.ensure_shape(pipeline(x), [1]), keras.optimizers.SGD(0.0), devices=pipeline
+    )
+    for _ in range(2):  # the first step is the slower one
+        trainer.train_on_batch(tf.ones([4]))
+    assert pipeline.timeline().slots < 7
 
 
 def test_gpipe_keeps_all_micro_batches_alive():

@@ -588,6 +588,10 @@ BAD = {
         lambda: cn.width.softmax_cross_entropy(sparse(), tf.ones([6, 3])),
         "shape of the logits",
     ),
+    "parts into an operation": (
+        lambda: tf.nn.relu(cn.width.Dense(4, gather=False, devices=2)(tf.ones([2, 3]))),
+        r"Parts of \(2, 2\).*no single tensor",
+    ),
     "more than there are": (lambda: cn.width.top_k(tf.ones([2, 3]), 4), "from 1 to the 3 columns"),
     "other devices to load on": (lambda: cn.width.loading_on(0).__enter__(), "must be a count"),
 }

@@ -48,6 +48,16 @@ class Parts(tf.experimental.ExtensionType):
         return joined(self.tensors, self.devices[0])
 
 
+@tf.autograph.experimental.do_not_convert
+def _not_one_tensor(value: Parts, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
+    rule = "is in parts on several devices, and is no single tensor"
+    fix = "Gather it (parts.gather()), or use a cn.width layer or cn.width.softmax_cross_entropy"
+    raise InvalidArgument("this operation", [Problem("value", f"Parts of {value.sizes}", rule, fix)])
+
+
+tf.register_tensor_conversion_function(Parts, _not_one_tensor)
+
+
 class Logical(tf.train.experimental.PythonState):
     """A variable in parts, which is saved and loaded as one, by Keras and by `tf.train.Checkpoint`."""
 
