@@ -138,7 +138,8 @@ def test_07_sparse_autoencoder():
     assert list(held) == [1, 2, 4, 8] == [len(row) for row in held.values()]
     (whole,) = held[1]
     for parts in held.values():
-        assert sum(parts) == pytest.approx(whole, abs=0.5)
+        # The gradients are what an allocator gave out, which rounds.
+        assert sum(parts) == pytest.approx(whole, rel=0.03)
         assert max(parts) - min(parts) < 0.005 * whole
 
 
