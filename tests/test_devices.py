@@ -300,3 +300,19 @@ def test_too_many_devices_names_the_line_that_helps():
     assert "num_gpus=2" in out
     assert "cn.setup(virtual=2)" in out
     assert "('/device:CPU:0', '/device:CPU:1')" in out  # asking did not start TensorFlow
+
+
+def test_the_room_of_cards(monkeypatch):
+    """A limit where there is one, else what a card has less CUDA's own; parts share it."""
+    physical = [SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(3)]
+    divided = {0: None, 1: [SimpleNamespace(memory_limit=2000)], 2: [SimpleNamespace(memory_limit=None)] * 2}
+    config = SimpleNamespace(
+        get_visible_devices=lambda kind: physical if kind == "GPU" else [],
+        get_logical_device_configuration=lambda device: divided[int(device.name[-1])],
+    )
+    monkeypatch.setattr(devices, "tf", SimpleNamespace(config=config))
+    monkeypatch.setattr(devices, "visible_cards", lambda: [SimpleNamespace(mib=24 * 1024)] * 3)
+    wanted = [23 * 1024, 2000, 23 * 512, 23 * 512]
+    assert [devices.room(f"/device:GPU:{i}") for i in range(4)] == [mib * 2**20 for mib in wanted]
+    assert devices.room("/device:GPU:4") is None
+    assert devices.room("/device:CPU:0") is None

@@ -113,7 +113,8 @@ def test_06_deep_lstm(variant):
         assert last(text, r"token accuracy ([\d.]+)") >= [0.99]
     held = re.findall(r"(CPU:\d)  .*numbers in (.*)", after)
     assert [device for device, _ in held] == [f"CPU:{i}" for i in range(6)]
-    kinds = ["lstm"] * 4 + ["dense"] * 2 if variant else ["lstm"] * 6
+    parts = ["kernel_part_0", "kernel_part_1"]
+    kinds = ["lstm"] * 4 + parts if variant else ["lstm"] * 6
     for (_, names), kind in zip(held, kinds, strict=True):
         assert kind in names
     assert "slots" in after
@@ -137,7 +138,8 @@ def test_07_sparse_autoencoder():
     assert list(held) == [1, 2, 4, 8] == [len(row) for row in held.values()]
     (whole,) = held[1]
     for parts in held.values():
-        assert sum(parts) == pytest.approx(whole, abs=0.5)
+        # The gradients are what an allocator gave out, which rounds.
+        assert sum(parts) == pytest.approx(whole, rel=0.03)
         assert max(parts) - min(parts) < 0.005 * whole
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from fresh import fresh, run
 
 import colonnade as cn
-from colonnade.run import footprint
+from colonnade.run import footprint, lockstep
 from colonnade.run.rehearsal import Bytes, Seen
 
 MODELS = """
@@ -131,6 +131,11 @@ pipeline = cn.Pipeline(net, 4)
 trainer = cn.Trainer(loss_of(pipeline), keras.optimizers.Adam(1e-3), devices=pipeline)
 losses = trainer.fit((x, x), batch_size=32, steps=20, progress=False).losses
 print("trained:", losses[-1] < losses[0], pipeline.placement)
+wide = keras.Sequential([keras.Input([2048]), keras.layers.Dense(2048), keras.layers.Dense(2048)])
+try:
+    cn.Pipeline(wide, 1, placement=[0, 0])(np.zeros([2, 2048], "float32"))
+except cn.InvalidArgument as error:
+    print("called by itself:", error)
 """
 
 
@@ -148,3 +153,111 @@ def test_d2_refused_on_one_device_and_trained_on_four():
     assert "no cut between layers fits the limits (CPU:0 16.0 MiB, CPU:1 16.0 MiB)" in said
     assert "take 3 devices" in said or "take 4 devices" in said
     assert "trained: True (0" in said
+    assert "memory=16: is below the 32.0 MiB of weights that CPU:0 gets" in said
+
+
+def test_parts_of_width_layers_count_where_they_live(monkeypatch):
+    """In a pipeline and beside replicas: parameters, slots and gradients on the devices of the parts."""
+    wide = cn.width.Dense(64, gather=False, devices=[2, 3], use_bias=False)
+    net = keras.Sequential([keras.Input([32]), keras.layers.Dense(32, use_bias=False), wide])
+    size, part = 4 * 32 * 32, 4 * 32 * 32  # of the first layer, and of each part of the second
+    seen = Seen((Bytes(0, 9 * size, 3 * size),), slots=6 * size, update=0)
+    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
+    batch = tf.ones([8, 32])
+
+    def loss(call):
+        return lambda x: tf.reduce_mean(cn.width.softmax_cross_entropy(tf.zeros([8], tf.int32), call(x)))
+
+    one = cn.memory(loss(net), batch, devices=1)
+    assert [d.device[-5:] for d in one.devices] == ["CPU:0", "CPU:2", "CPU:3"]
+    assert [d.parameters for d in one.devices] == [size, part, part]
+    assert [d.slots for d in one.devices] == [2 * size, 2 * part, 2 * part]
+    assert [d.gradients for d in one.devices] == [size, part, part]
+    assert one.devices[0].activations == 6 * size
+
+
+SPARSE = [[0, 2], [1, 5], [3, 1002]]
+
+
+def test_a_sparse_batch_is_rehearsed_with_its_own_entries():
+    wide = [
+        cn.width.SparseDense(16, "relu", split="rows", devices=4),
+        cn.width.Dense(8, devices=[0]),
+    ]
+    net = keras.Sequential([keras.Input([1003], sparse=True), *wide])
+    batch = tf.SparseTensor(SPARSE, [1.0, 2.0, 3.0], [4, 1003])
+    estimate = cn.memory(lambda s: tf.reduce_mean(net(s), axis=1), batch)
+    assert sum(d.parameters for d in estimate.devices) == 4 * net.count_params()
+    assert [d.device[-5:] for d in estimate.devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+
+
+def test_the_cause_of_a_failed_rehearsal_is_told():
+    weight = tf.Variable([[1.0]])
+
+    def loss(x):  # fails on zeros only
+        with tf.control_dependencies([tf.debugging.assert_positive(x, "they must be positive")]):
+            return tf.reduce_mean(x * weight, axis=1)
+
+    with pytest.raises(cn.InvalidArgument, match="they must be positive"):
+        cn.memory(loss, tf.ones([4, 1]))
+
+
+# D2 by width: 8 MiB of weights, and three times that for Adam and the gradient, in four times 16 MiB.
+TOO_WIDE = """
+import colonnade as cn
+cn.setup(virtual=4, memory=16)
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(0).normal(size=[8, 512]).astype("float32")
+def trainer(devices):
+    net = keras.Sequential([
+        keras.Input([512]), cn.width.Dense(2048, "tanh", gather=False, devices=devices),
+        cn.width.Dense(512, split="rows", devices=devices),
+    ])
+    loss = lambda x, y: tf.reduce_mean((net(x) - y) ** 2, axis=1)
+    return cn.Trainer(loss, keras.optimizers.Adam(1e-3), devices=1)
+try:
+    trainer(1).train_on_batch(x, x)
+except cn.InvalidArgument as error:
+    print("refused:", error)
+try:
+    trainer([0, 3]).train_on_batch(x, x)
+except cn.InvalidArgument as error:
+    print("refused on two:", [p.rule.partition(" needs")[0][-5:] for p in error.problems])
+training = trainer(4)
+losses = [training.train_on_batch(x[:n], x[:n]).loss for n in (8, 8, 5)]
+print("trained:", losses[1] < losses[0])
+"""
+
+
+def test_d2_by_width():
+    done = run([sys.executable, "-c", TOO_WIDE])
+    assert done.returncode == 0, done.stderr
+    assert "MiB that CPU:0 needs by an estimate (parameters 8.0, slots 16.0, gradients 8.0" in done.stdout
+    assert "refused on two: ['CPU:0', 'CPU:3']" in done.stdout
+    assert "trained: True" in done.stdout
+
+
+def test_a_batch_no_larger_than_one_that_fits_is_not_rehearsed_again(monkeypatch):
+    seen = []
+    monkeypatch.setattr(lockstep, "limited", lambda devices: True)
+    monkeypatch.setattr(lockstep, "misfits", lambda memory: seen.append(memory) or ())
+    monkeypatch.setattr(footprint, "rehearse", lambda plays: [Seen((Bytes(0, 0, 0),))])
+    dense = keras.layers.Dense(1)
+    trainer = cn.Trainer(lambda x: dense(x)[:, 0] ** 2, keras.optimizers.SGD(0.1), devices=1)
+    for rows in (4, 3, 4, 5, 2):
+        trainer.train_on_batch(tf.ones([rows, 2]))
+    assert len(seen) == 2
+
+
+def test_the_users_own_variables_count_on_a_device_of_the_pipeline(monkeypatch):
+    """As on a machine with cards, where TensorFlow makes variables on the first of them."""
+    with tf.device("/device:CPU:1"):
+        layers = [keras.layers.Dense(8, use_bias=False) for _ in range(2)]
+        net = keras.Sequential([keras.Input([8]), *layers])
+    size = 4 * net.count_params()
+    monkeypatch.setattr(
+        footprint, "rehearse", lambda plays: [Seen(tuple(Bytes(0, 0, 0) for _ in plays[0].acts))]
+    )
+    pipeline = cn.Pipeline(net, [1, 2], micro_batches=2)
+    estimate = cn.memory(lambda x: tf.reduce_mean(pipeline(x), axis=1), tf.ones([8, 8]), devices=pipeline)
+    assert [d.parameters for d in estimate.devices] == [size + size / 2, size / 2]

@@ -1,5 +1,6 @@
 """A pipeline against one device: the same losses and gradients, for every schedule and kind of layer."""
 
+import time
 from itertools import accumulate, pairwise
 
 import keras
@@ -9,12 +10,15 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.hardware.placement import short
-from colonnade.run import balance
+from colonnade.run import balance, cutting
 from colonnade.run.split import Arguments
 
 # Sums over micro-batches are taken in another order than over the batch: some units in the last place of
 # float32, relative to the largest value.
 TOLERANCE = 2e-5
+
+
+DENSE = keras.layers.Dense
 
 
 def given(shape, scale=0.4, seed=0):
@@ -226,6 +230,31 @@ def test_tied_weights_and_weighted_losses():
     assert (homes["table:0"], homes["kernel:0"]) == ("CPU:0", "CPU:1")
 
 
+def wide_end(piped, rows=None):
+    """A pipeline whose last stage is split by width over two other devices; full logits are nowhere."""
+    keras.utils.set_random_seed(1)
+    body, head = DENSE(8, "tanh"), cn.width.Dense(10, gather=False, devices=[2, 3])
+    pipeline = cn.Pipeline([body, head], rows or [0, 1], micro_batches=2) if piped else None
+
+    def loss(x, y):
+        return cn.width.softmax_cross_entropy(y, pipeline(x) if piped else head(body(x)))
+
+    trainer = cn.Trainer(loss, keras.optimizers.Adam(0.01), devices=pipeline or 1)
+    return [trainer.train_on_batch(X, Y) for _ in range(3)], [v.numpy() for v in trainer.parameters], trainer
+
+
+def test_a_layer_split_by_width_keeps_its_parts_where_they_are():
+    found, wanted = wide_end(True), wide_end(False)
+    assert_equal(found, wanted)
+    homes = {name: short(home) for name, home in found[2].homes().items()}
+    assert len(homes) >= 3 * 6
+    for name, home in homes.items():  # and what Adam keeps for them
+        for i, device in enumerate(("CPU:2", "CPU:3")):
+            assert (f"part_{i}" in name) == (home == device), (name, home)
+    with pytest.raises(cn.InvalidArgument, match="is a part of a layer that is split by width"):
+        wide_end(True, [[0, 1], [4, 5]])
+
+
 def test_a_penalty_counts_once_and_a_frozen_layer_stays():
     def run(piped):
         model = mlp(3)
@@ -358,6 +387,38 @@ def test_the_timeline_of_the_last_step():
             assert ends[before] <= e.start
 
 
+def test_on_cards_a_float_is_the_witness_of_the_end():
+    """A number of type int32 lies in the memory of the host, and would be there before the card is done."""
+    with tf.Graph().as_default() as graph:
+        found = [tf.constant([1]), tf.constant([2.0]) * 3.0]
+        cutting._ended(found, on_card=True)
+        cutting._started((tf.constant(1.0),), on_card=True)
+    (cut,) = [op for op in graph.get_operations() if op.type == "StridedSlice"]
+    assert cut.inputs[0].dtype == tf.float32
+    stamps = [op for op in graph.get_operations() if op.type == "Timestamp"]
+    assert [short(op.device) for op in stamps] == ["CPU:0", "CPU:0"]
+    assert cut.device == ""
+
+
+def test_stages_that_wait_wait_together():
+    """F2 of a real run: forward takes 2 + 4 - 1 naps where stages overlap, and 2 x 4 where they do not."""
+
+    def nap(x):
+        time.sleep(0.05)
+        return x
+
+    def stage(weight):
+        return lambda x: weight * x + tf.stop_gradient(tf.numpy_function(nap, [x], tf.float32, stateful=True))
+
+    pipeline = cn.Pipeline([stage(tf.Variable(1.0)), stage(tf.Variable(1.0))], 2, micro_batches=4)
+    trainer = cn.Trainer(
+        lambda x: tf.ensure_shape(pipeline(x), [1]), keras.optimizers.SGD(0.0), devices=pipeline
+    )
+    for _ in range(2):  # the first step is the slower one
+        trainer.train_on_batch(tf.ones([4]))
+    assert pipeline.timeline().slots < 7
+
+
 def test_gpipe_keeps_all_micro_batches_alive():
     pipeline = cn.Pipeline(mlp(2), 2, micro_batches=5, schedule="gpipe")
     cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(X, Y)
@@ -461,9 +522,6 @@ def test_measuring_changes_nothing():
         np.testing.assert_array_equal(a, b)
 
 
-DENSE = keras.layers.Dense
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -500,13 +558,98 @@ def test_an_output_that_does_not_fit_the_next_input():
     second.build([None, 5])
     pipeline = cn.Pipeline([first, second], 2)
     with pytest.raises(
-        cn.InvalidArgument, match=r"stage 1='dense.*cannot take what stage 0 returns, float32\(5, 4\)"
+        cn.InvalidArgument, match=r"stages\[1\]='dense.*cannot take what stages\[0\] returns, float32\(5, 4\)"
     ):
         cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(
             X[:40], Y[:40]
         )
-    with pytest.raises(cn.InvalidArgument, match="cannot take what stage 0 returns"):
+    with pytest.raises(cn.InvalidArgument, match=r"cannot take what stages\[0\] returns"):
         pipeline(X)
+
+
+@pytest.mark.parametrize("placement", ["auto", [0, 0, 1]])
+def test_the_layer_that_does_not_fit_is_named_whatever_the_placement(placement):
+    wrong = DENSE(3, name="wrong")
+    wrong.build([None, 5])
+    pipeline = cn.Pipeline([DENSE(4), wrong, DENSE(2)], 2, micro_batches=2, placement=placement)
+    trainer = cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline)
+    for run in (lambda: pipeline(X[:4]), lambda: trainer.train_on_batch(X[:4], Y[:4])):
+        with pytest.raises(cn.InvalidArgument) as caught:
+            run()
+        assert "stages[1]='wrong': cannot take what stages[0] returns, float32(2, 4)" in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+
+
+def test_a_sparse_batch_with_auto():
+    kernel = tf.Variable(given([5, 4]))
+    stages = [lambda s: tf.sparse.sparse_dense_matmul(s, kernel), DENSE(3), DENSE(2)]
+    pipeline = cn.Pipeline(stages, 2, micro_batches=2)
+    entries = [[0, 2], [1, 4], [3, 0], [3, 1]]
+    for count in (3, 4):  # also where a batch has another number of entries than the first
+        batch = tf.SparseTensor(entries[:count], [1.0, 2.0, 3.0, 4.0][:count], [4, 5])
+        wanted = stages[2](stages[1](tf.sparse.to_dense(batch) @ kernel))
+        np.testing.assert_allclose(pipeline(batch), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class Block(keras.layers.Layer):
+    """Layers inside whose call() has no argument `training`: Keras tells them all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)
+
+    def call(self, x):
+        return self.drop(self.norm(x))
+
+
+def test_layers_inside_a_layer_know_that_they_train():
+    block = Block()
+    pipeline = cn.Pipeline([block, DENSE(3)], 2, micro_batches=1)
+    assert np.allclose(pipeline(X), pipeline(X))
+    assert not np.allclose(pipeline(X, training=True), pipeline(X, training=True))
+    before = block.norm.moving_mean.numpy()
+    cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.0), devices=pipeline).train_on_batch(X, Y)
+    np.testing.assert_allclose(block.norm.moving_mean, (before + X.mean(axis=0)) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_of_a_functional_model_are_found_by_name_and_cast():
+    first, second = keras.Input([2], name="b"), keras.Input([2], name="a")
+    model = keras.Model([first, second], DENSE(1)(keras.layers.Subtract()([first, second])))
+    pipeline = cn.Pipeline(model, 2, micro_batches=1)
+    a, b = np.ones([3, 2], "int32"), np.full([3, 2], 5, "uint8")
+    wanted = model({"a": a, "b": b})
+    for inputs in ({"a": a, "b": b}, {"b": b, "a": a}, [b, a]):
+        np.testing.assert_allclose(pipeline(inputs), wanted, rtol=TOLERANCE)
+    with pytest.raises(cn.InvalidArgument, match=r"called b, a\. Pass a"):
+        pipeline({"b": b})
+
+
+def test_a_mask_that_leaves_a_nested_model_is_refused():
+    masked = keras.layers.Embedding(5, 4, mask_zero=True)
+    inner = keras.Sequential([masked, keras.layers.LSTM(4, return_sequences=True)], name="inner")
+    tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
+    outer = keras.Sequential([keras.Input([4]), inner, keras.layers.LSTM(2), DENSE(1)])
+    symbol = keras.Input([4])
+    functional = keras.Model(symbol, DENSE(1)(keras.layers.LSTM(2)(inner(symbol))))
+    for model in (outer, functional):
+        for placement in ("auto", [0, 1, 1]):
+            with pytest.raises(cn.InvalidArgument, match="stages='inner': makes a mask"):
+                cn.Pipeline(model, 2, micro_batches=1, placement=placement)(tokens)
+        inside = cn.Pipeline(model, 2, micro_batches=1, placement=[0, 0, 1])
+        np.testing.assert_allclose(inside(tokens), model(tokens), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def nested():
+    inside = keras.Input([6])
+    inner = keras.Model(inside, DENSE(4, "tanh")(inside) * 2.0, name="inner")
+    inputs = keras.Input([6])
+    return with_weights(keras.Model(inputs, DENSE(3)(DENSE(5)(inner(inputs)))))
+
+
+def test_a_functional_model_in_a_functional_model():
+    assert cn.Pipeline(nested(), 1).layers[0] == "inner"
+    found = train(nested, (X, Y), devices=2, micro_batches=2, placement=[0, 1, 1])
+    assert_equal(found, train(nested, (X, Y)))
 
 
 def test_a_variable_of_two_stages_must_be_declared():
@@ -524,11 +667,17 @@ def test_a_variable_of_two_stages_must_be_declared():
                 trainer.train_on_batch(X, Y)
 
 
-def test_a_layer_that_is_called_twice_cannot_be_cut():
-    inputs = keras.Input([4])
-    layer = keras.layers.Dense(4, name="twice")
-    with pytest.raises(cn.InvalidArgument, match="stages='twice': is called more than once"):
-        cn.Pipeline(keras.Model(inputs, layer(layer(inputs))), 2)
+def twice():
+    inputs = keras.Input([6])
+    layer = DENSE(6, name="twice")
+    return with_weights(keras.Model(inputs, DENSE(3)(layer(layer(inputs)))))
+
+
+def test_a_layer_that_is_called_twice_has_two_places():
+    together = train(twice, (X, Y), devices=2, micro_batches=2, placement=[0, 0, 1])
+    assert_equal(together, train(twice, (X, Y)))
+    with pytest.raises(cn.InvalidArgument, match=r"kernel.*is used by stages 0, 1, and is not declared"):
+        train(twice, (X, Y), devices=2, micro_batches=2, placement=[0, 1, 1])
 
 
 def test_a_loss_function_must_call_the_pipeline_of_its_trainer():

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.reason.placement import MIB, Layer, Room, least_limit, misfits, place
+from colonnade.reason.pipeline import SCHEDULES
+from colonnade.reason.placement import MIB, Layer, Room, least_limit, misfits, place, rooms_of
 
 
 def every_cut(num_layers, num_stages):
@@ -64,10 +65,38 @@ def test_what_fits_nowhere_is_told_with_numbers_and_a_way_out():
     layers = [Layer(name, 1.0, kept=3 * MIB, activations=MIB) for name in ("a", "b", "c")]
     rooms = [Room("CPU:0", 7 * MIB, alive=2), Room("CPU:1", 7 * MIB)]
     assert place(layers, rooms) is None
-    said = "\n".join(map(str, misfits(layers, rooms)))
+    said = "\n".join(map(str, misfits(layers, rooms, SCHEDULES["1f1b"], 4)))
     assert "layer='a': needs 3.0 MiB, 1.0 MiB per micro-batch and 0.0 MiB at work (an estimate); fits" in said
     assert "CPU:0 7.0 MiB, CPU:1 7.0 MiB" in said
-    assert "raise the limit to 8.0 MiB on each device, or take 3 devices, or take more micro-batches" in said
+    assert "raise the limit to 8 MiB on each device, or take 3 devices, or micro_batches=8." in said
+
+
+def said_of(layers, limit, num_devices, schedule="1f1b"):
+    """The advice, where all devices have one limit."""
+    kind = SCHEDULES[schedule]
+    rooms = rooms_of([f"CPU:{i}" for i in range(num_devices)], [limit] * num_devices, kind, 8)
+    assert place(layers, rooms) is None
+    return list(misfits(layers, rooms, kind, 8))[-1].fix
+
+
+def test_more_devices_are_advised_only_if_they_help():
+    """More stages keep more micro-batches alive, so the first of them has more to hold."""
+    layers = [Layer(name, 1.0, activations=10 * MIB) for name in "abcd"]
+    advice = said_of(layers, 25 * MIB, 2)
+    assert "take" not in advice
+    assert 'schedule="sequential"' in advice
+    assert "micro_batches=16" in advice
+
+
+def test_advice_is_what_fits():
+    layers = [Layer("a", 1.0, kept=int(10.04 * MIB)), Layer("b", 1.0, kept=int(10.04 * MIB))]
+    advice = said_of(layers, 8 * MIB, 2)
+    assert advice == "To make it fit: raise the limit to 11 MiB on each device"
+    assert place(layers, [Room("x", 11 * MIB)] * 2) == (0, 1)
+    layers = [Layer(name, 1.0, activations=4 * MIB) for name in "ab"]
+    gpipe = said_of(layers, 20 * MIB, 2, "gpipe")
+    assert 'schedule="1f1b"' in gpipe
+    assert "micro_batches" not in gpipe  # all of them stay, however small
 
 
 def test_the_article_s_six_layers_on_six_devices():

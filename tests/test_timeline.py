@@ -64,3 +64,9 @@ def test_a_picture(tmp_path, suffix):
     assert len(text) > 5000
     if suffix == "svg":
         assert b"CPU:2" in text or text.count(b"<path") > 24  # a box per task at least
+
+
+def test_devices_are_in_the_order_of_their_numbers():
+    events = [Event(f"CPU:{i}", 0.0, 1.0, "forward") for i in (10, 2, 0)]
+    lines = json.loads(Timeline.of(events).to_chrome())["traceEvents"][:3]
+    assert [line["args"]["name"] for line in lines] == ["CPU:0", "CPU:2", "CPU:10"]

@@ -553,6 +553,16 @@ BAD = {
     "no units": (lambda: cn.width.Dense(0), "must be a whole number from 1 up"),
     "parts of a sum": (lambda: cn.width.Dense(3, split="rows", gather=False), "is a sum"),
     "softmax of parts": (lambda: cn.width.Dense(3, "softmax", devices=2), "needs whole rows"),
+    "TensorFlow's softmax": (lambda: cn.width.Dense(3, tf.nn.softmax, devices=2), "needs whole rows"),
+    "a softmax layer": (lambda: cn.width.Dense(3, keras.layers.Softmax(), devices=2), "needs whole rows"),
+    "a function of rows": (
+        lambda: cn.width.Dense(3, lambda v: v / tf.norm(v, axis=-1, keepdims=True), devices=2),
+        "needs whole rows",
+    ),
+    "an activation with weights": (
+        lambda: cn.width.Dense(3, keras.layers.PReLU(), devices=2),
+        "needs whole rows",
+    ),
     "sparse into dense": (lambda: cn.width.Dense(3, devices=2)(sparse()), "cn.width.SparseDense"),
     "dense into sparse": (lambda: cn.width.SparseDense(3, devices=2)(tf.ones([2, 3])), "tf.SparseTensor"),
     "sparse into embedding": (lambda: cn.width.Embedding(9, 3, devices=2)(sparse()), "whole numbers"),
@@ -578,6 +588,10 @@ BAD = {
         lambda: cn.width.softmax_cross_entropy(sparse(), tf.ones([6, 3])),
         "shape of the logits",
     ),
+    "parts into an operation": (
+        lambda: tf.nn.relu(cn.width.Dense(4, gather=False, devices=2)(tf.ones([2, 3]))),
+        r"Parts of \(2, 2\).*no single tensor",
+    ),
     "more than there are": (lambda: cn.width.top_k(tf.ones([2, 3]), 4), "from 1 to the 3 columns"),
     "other devices to load on": (lambda: cn.width.loading_on(0).__enter__(), "must be a count"),
 }
@@ -601,3 +615,11 @@ def test_weights_of_another_width(tmp_path):
     one.save_weights(tmp_path / "one.weights.h5")
     with pytest.raises(ValueError, match="must be"):
         two.load_weights(tmp_path / "one.weights.h5")
+
+
+def test_activations_of_single_elements_may_be_any_function():
+    x = tf.random.stateless_normal([4, 3], (1, 2))
+    for activation in (tf.nn.relu, keras.layers.LeakyReLU(), lambda v: v * tf.sigmoid(v)):
+        layer = cn.width.Dense(5, activation, devices=2)
+        found = layer(x)
+        np.testing.assert_allclose(found, activation(x @ layer.kernel.numpy()), rtol=1e-5, atol=1e-6)

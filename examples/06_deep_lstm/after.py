@@ -25,7 +25,9 @@ targets = np.concatenate([np.zeros([len(tokens), DELAY], "int32"), tokens[:, :-D
 split = sys.argv[1:] == ["split"]
 embedding = keras.layers.Embedding(VOCABULARY, WIDTH)
 lstms = [keras.layers.LSTM(WIDTH, return_sequences=True) for _ in range(4 if split else 6)]
-outputs = [keras.layers.Dense(n) for n in ((VOCABULARY // 2,) * 2 if split else (VOCABULARY,))]
+output = keras.layers.Dense(VOCABULARY)
+if split:  # the vocabulary in two parts, and so are the logits, which are never put together
+    output = cn.width.Dense(VOCABULARY, gather=False, devices=[4, 5])
 
 
 def first(tokens):
@@ -36,29 +38,25 @@ def deeper(layer):
     return lambda x: x + layer(x)  # what comes in goes on beside the layer, or six layers hardly learn
 
 
-def upper_half(x):
-    return x, outputs[0](x)
-
-
-def lower_half(values):
-    return tf.concat([values[1], outputs[1](values[0])], axis=-1)
-
-
 def last(x):
-    return outputs[0](x + lstms[-1](x))
+    return output(x + lstms[-1](x))
 
 
 middle = [deeper(layer) for layer in (lstms[1:] if split else lstms[1:-1])]
-stages = [first, *middle, *((upper_half, lower_half) if split else (last,))]
+stages = [first, *middle, output if split else last]
 
 
-model = cn.Pipeline(stages, devices=6, micro_batches=4)
+model = cn.Pipeline(stages, devices=len(stages), micro_batches=4)
 
 
 def loss(x, y):
     logits = model(x)
-    losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-    right = keras.metrics.sparse_categorical_accuracy(y, logits)
+    if split:
+        losses, found = cn.width.softmax_cross_entropy(y, logits), cn.width.top_k(logits, 1)[1][..., 0]
+    else:
+        losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        found = tf.argmax(logits, axis=-1, output_type=y.dtype)
+    right = tf.cast(found == y, tf.float32)
     return tf.reduce_mean(losses, axis=1), {"accuracy": tf.reduce_mean(right, axis=1)}
 
 
@@ -68,10 +66,11 @@ tested = trainer.evaluate((tokens[-512:], targets[-512:]), batch_size=256)
 print(f"token accuracy {tested.metrics['accuracy']:.4f}, loss {tested.loss:.4f}")
 
 print("who holds what")
-homes = trainer.homes()
-for line in str(model).splitlines():
-    mine = [v for v in trainer.parameters if homes[v.name].endswith(line.split()[0])]
-    numbers = sum(v.shape.num_elements() for v in mine)
-    print(f"  {line:22} {numbers:6,} numbers in {', '.join(v.name.partition(':')[0] for v in mine)}")
+homes = {variable.name: trainer.homes()[variable.name] for variable in trainer.parameters}
+for device in sorted(set(homes.values())):
+    mine = [variable for variable in trainer.parameters if homes[variable.name] == device]
+    numbers = sum(variable.shape.num_elements() for variable in mine)
+    names = ", ".join(variable.name.partition(":")[0] for variable in mine)
+    print(f"  {device.rpartition('device:')[2]}  {numbers:6,} numbers in {names}")
 timeline = model.timeline()
 print(f"the last step took {timeline.slots:.1f} slots; {timeline.overlap:.0%} of the work overlapped")

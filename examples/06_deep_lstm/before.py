@@ -25,7 +25,9 @@ targets = np.concatenate([np.zeros([len(tokens), DELAY], "int32"), tokens[:, :-D
 split = sys.argv[1:] == ["split"]
 embedding = keras.layers.Embedding(VOCABULARY, WIDTH)
 lstms = [keras.layers.LSTM(WIDTH, return_sequences=True) for _ in range(4 if split else 6)]
-outputs = [keras.layers.Dense(n) for n in ((VOCABULARY // 2,) * 2 if split else (VOCABULARY,))]
+output = keras.layers.Dense(VOCABULARY)
+if split:  # the vocabulary in two parts, and so are the logits, which are never put together
+    output = cn.width.Dense(VOCABULARY, gather=False, devices=1)
 
 
 def first(tokens):
@@ -36,20 +38,12 @@ def deeper(layer):
     return lambda x: x + layer(x)  # what comes in goes on beside the layer, or six layers hardly learn
 
 
-def upper_half(x):
-    return x, outputs[0](x)
-
-
-def lower_half(values):
-    return tf.concat([values[1], outputs[1](values[0])], axis=-1)
-
-
 def last(x):
-    return outputs[0](x + lstms[-1](x))
+    return output(x + lstms[-1](x))
 
 
 middle = [deeper(layer) for layer in (lstms[1:] if split else lstms[1:-1])]
-stages = [first, *middle, *((upper_half, lower_half) if split else (last,))]
+stages = [first, *middle, output if split else last]
 
 
 def model(x):
@@ -60,8 +54,12 @@ def model(x):
 
 def loss(x, y):
     logits = model(x)
-    losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-    right = keras.metrics.sparse_categorical_accuracy(y, logits)
+    if split:
+        losses, found = cn.width.softmax_cross_entropy(y, logits), cn.width.top_k(logits, 1)[1][..., 0]
+    else:
+        losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        found = tf.argmax(logits, axis=-1, output_type=y.dtype)
+    right = tf.cast(found == y, tf.float32)
     return tf.reduce_mean(losses, axis=1), {"accuracy": tf.reduce_mean(right, axis=1)}
 
 

@@ -1,7 +1,6 @@
 """A sparse autoencoder that predicts what else a user would like, out of 27 278 items."""
 
 import argparse
-from collections import Counter
 
 import keras
 import numpy as np
@@ -43,7 +42,7 @@ def right(best, shown, liked):
 
 def build(devices):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
+    return keras.Sequential(
         [
             keras.Input([ITEMS], sparse=True),
             cn.width.SparseDense(HIDDEN, "relu", gather=False, devices=devices),
@@ -52,22 +51,19 @@ def build(devices):
             cn.width.Dense(ITEMS, gather=False, devices=devices),
         ]
     )
-    optimizer = keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
-
-
-print("MiB of parameters and Adam's slots per device")
-for num_devices in (1, 2, 4, 8):
-    model, optimizer = build(num_devices)
-    held = Counter()
-    for variable in (*model.variables, *optimizer.variables):
-        held[variable.value.device] += variable.value.shape.num_elements() * variable.value.dtype.size
-    print(f"{num_devices} devices:", *(f"{held[device] / 2**20:.1f}" for device in sorted(held)))
 
 
 def loss(shown, liked):
     return cn.width.softmax_cross_entropy(liked, model(shown))
+
+
+optimizer = keras.optimizers.Adam(1e-3)
+print("MiB of parameters, gradients and Adam's slots per device, by an estimate")
+for num_devices in (1, 2, 4, 8):
+    model = build(num_devices)
+    estimate = cn.memory(loss, tuple(map(sparse, users(args.batch, seed=0))), optimizer=optimizer)
+    held = [device.parameters + device.gradients + device.slots for device in estimate.devices]
+    print(f"{num_devices} devices:", *(f"{size / 2**20:.1f}" for size in held))
 
 
 trainer = cn.Trainer(loss, optimizer, devices=1)

@@ -104,7 +104,7 @@ class Timeline:
 
     def to_chrome(self) -> str:
         """A trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a line per device, times in us."""
-        lines = {device: i for i, device in enumerate(sorted(self.devices))}
+        lines = {device: i for i, device in enumerate(in_order(self.devices))}
         names = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": line, "args": {"name": device}}
             for device, line in lines.items()
@@ -124,6 +124,20 @@ class Timeline:
             for event in self.events
         ]
         return json.dumps({"traceEvents": [*names, *tasks], "displayTimeUnit": "ms"})
+
+
+def in_order(devices: Iterable[str]) -> list[str]:
+    """Devices by kind and number.
+
+    >>> in_order(["CPU:10", "CPU:2"])
+    ['CPU:2', 'CPU:10']
+    """
+
+    def parts(device: str) -> tuple[str, int]:
+        kind, _, number = device.rpartition(":")
+        return (kind, int(number)) if number.isdigit() else (device, -1)
+
+    return sorted(devices, key=parts)
 
 
 def label(event: Event) -> str:

@@ -17,6 +17,8 @@ from colonnade.hardware import gpu
 from colonnade.hardware.cards import Card
 from colonnade.hardware.layout import Layout, Request, is_count, leased, listed, plan
 
+# CUDA's context and libraries take memory of a card (MiB) before TensorFlow takes any.
+CONTEXT = 1024
 # What TensorFlow was started with, if setup() did it.
 _done: tuple[Request, Layout] | None = None
 
@@ -166,6 +168,25 @@ def estimated_limit(device: str) -> int | None:
         return None
     limit = _done[1].parts[0][names().index(device)]
     return None if limit is None else limit * 2**20
+
+
+def room(device: str) -> int | None:
+    """What a device may take (bytes): by an estimate, by TensorFlow's limit, or all that a card has.
+
+    Parts of a card without limits share it. None where nothing is known, as for the CPU without a limit.
+    """
+    if "GPU" not in device or device not in names():
+        return estimated_limit(device)
+    cards = visible_cards()
+    found: list[int | None] = []
+    for physical in tf.config.get_visible_devices("GPU"):
+        divided = tf.config.get_logical_device_configuration(physical) or [None]
+        position = int(physical.name.rpartition(":")[2])
+        whole = cards[position].mib if position < len(cards) else 0
+        for part in divided:
+            limit = getattr(part, "memory_limit", None) or max(0, whole - CONTEXT) // len(divided)
+            found.append(int(limit) * 2**20 or None)
+    return found[names().index(device)]
 
 
 def without_cards(environment: Mapping[str, str]) -> dict[str, str]:

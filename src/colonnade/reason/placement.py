@@ -6,9 +6,10 @@ for which those layers fit the memory of stage k.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from colonnade.errors import Problem
+from colonnade.reason.pipeline import SCHEDULES, Schedule, alive
 
 MIB = 2**20
 
@@ -69,7 +70,17 @@ def least_limit(layers: Sequence[Layer], rooms: Sequence[Room]) -> int:
     return int(_best(layers, len(rooms), lambda stage, part: rooms[stage].needs(part))[0])
 
 
-def misfits(layers: Sequence[Layer], rooms: Sequence[Room]) -> Iterator[Problem]:
+def rooms_of(
+    devices: Sequence[str], limits: Sequence[int | None], schedule: Schedule, num_micro_batches: int
+) -> list[Room]:
+    """What the stages on these devices have, with the micro-batches that a schedule keeps alive."""
+    kept = alive(schedule(len(devices), num_micro_batches))
+    return [Room(*one) for one in zip(devices, limits, kept, strict=True)]
+
+
+def misfits(
+    layers: Sequence[Layer], rooms: Sequence[Room], schedule: Schedule, num_micro_batches: int
+) -> Iterator[Problem]:
     """Why layers fit nowhere: what each needs, what each device has, what would make it fit."""
     for layer in layers:
         each = f"{_mib(layer.activations)} per micro-batch"
@@ -79,19 +90,52 @@ def misfits(layers: Sequence[Layer], rooms: Sequence[Room]) -> Iterator[Problem]
         yield Problem("layer", layer.name, f"{needed}; {where}", "See below")
     have = ", ".join(f"{room.device} {_mib(room.limit)}" for room in rooms if room.limit is not None)
     rule = f"no cut between layers fits the limits ({have})"
-    yield Problem("devices", len(rooms), rule, _remedy(layers, rooms))
+    ways = [
+        f"raise the limit to {-(-least_limit(layers, rooms) // MIB)} MiB on each device",
+        *_more_devices(layers, rooms, schedule, num_micro_batches),
+        *_another_schedule(layers, rooms, schedule, num_micro_batches),
+        *_smaller_micro_batches(layers, rooms, schedule, num_micro_batches),
+    ]
+    yield Problem("devices", len(rooms), rule, "To make it fit: " + ", or ".join(ways))
 
 
-def _remedy(layers: Sequence[Layer], rooms: Sequence[Room]) -> str:
-    ways = [f"raise the limit to {_mib(least_limit(layers, rooms))} on each device"]
+def _again(rooms: Sequence[Room], number: int, schedule: Schedule, num_micro_batches: int) -> list[Room]:
+    """The rooms of so many devices, further ones like the last; more stages keep more alive."""
+    all_of = [*rooms, *[rooms[-1]] * (number - len(rooms))]
+    return rooms_of([r.device for r in all_of], [r.limit for r in all_of], schedule, num_micro_batches)
+
+
+def _more_devices(
+    layers: Sequence[Layer], rooms: Sequence[Room], schedule: Schedule, num_micro_batches: int
+) -> Iterator[str]:
     for number in range(len(rooms) + 1, len(layers) + 1):
-        more = [*rooms, *[rooms[-1]] * (number - len(rooms))]
-        if place(layers, more) is not None:
-            ways.append(f"take {number} devices")
-            break
-    if any(layer.activations for layer in layers):
-        ways.append("take more micro-batches")
-    return "To make it fit: " + ", or ".join(ways)
+        if place(layers, _again(rooms, number, schedule, num_micro_batches)) is not None:
+            yield f"take {number} devices"
+            return
+
+
+def _another_schedule(
+    layers: Sequence[Layer], rooms: Sequence[Room], schedule: Schedule, num_micro_batches: int
+) -> Iterator[str]:
+    others = [name for name in ("1f1b", "sequential") if SCHEDULES[name] is not schedule]
+    for name in others:
+        if place(layers, _again(rooms, len(rooms), SCHEDULES[name], num_micro_batches)) is not None:
+            yield f'schedule="{name}"'
+            return
+
+
+def _smaller_micro_batches(
+    layers: Sequence[Layer], rooms: Sequence[Room], schedule: Schedule, num_micro_batches: int
+) -> Iterator[str]:
+    for factor in (2, 4, 8):
+        smaller = [
+            replace(one, activations=one.activations // factor, working=one.working // factor)
+            for one in layers
+        ]
+        number = factor * num_micro_batches
+        if place(smaller, _again(rooms, len(rooms), schedule, number)) is not None:
+            yield f"micro_batches={number}"
+            return
 
 
 def _best(

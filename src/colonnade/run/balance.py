@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from colonnade.reason.placement import Layer
 from colonnade.run.footprint import play_of, size_of
-from colonnade.run.layers import Chain, Network, Stage
+from colonnade.run.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.legs import Legs
 from colonnade.run.rehearsal import Act, Play, Seen, rehearse
 from colonnade.run.residence import Residence
-from colonnade.run.split import Arguments
+from colonnade.run.split import Arguments, is_tensor
+from colonnade.run.stand_in import skeleton, stand_in
 from colonnade.run.trace import Traced
 
 # Of so many runs of a layer the fastest counts.
@@ -36,7 +37,7 @@ def measured(
     The inputs are zeros. Variables are read where they are; what a layer changes, it changes in a copy.
     `with_memory` asks for an estimate of the bytes as well, with what `optimizer` keeps.
     """
-    known = tf.nest.map_structure(_shaped, values, expand_composites=True)
+    known = tf.nest.map_structure(_spec, values)
     # A thread of its own knows nothing of the function that is being traced in this one: inside it no
     # tape would record, not even in an init_scope.
     with ThreadPoolExecutor(1) as thread:
@@ -51,13 +52,17 @@ def _measured(
     optimizer: Any,
     with_memory: bool,
 ) -> list[Layer]:
-    known = tf.nest.map_structure(_zeros, shapes, expand_composites=True)
+    known = tf.nest.map_structure(stand_in, shapes)
     seconds, works = [], []
     for i in range(len(layers.names)):
         stage = layers.stage(i, i + 1)
         taken = Arguments(([known[key] for key in stage.takes],), {})
-        works.append(_Work(stage, taken, training))
-        time, results = _timed(works[-1], taken, device)
+        try:
+            works.append(_Work(stage, taken, training))
+            time, results = _timed(works[-1], taken, device)
+        except MISTAKES as error:
+            values = [leaf.value for leaf in taken.leaves]
+            raise misfit(f"layer {i}", stage.name, "what it gets", values, error) from None
         known.update(zip(stage.gives, results, strict=True))
         seconds.append(time)
     if not with_memory:
@@ -72,15 +77,16 @@ class _Work(Traced):
 
     def __init__(self, stage: Stage, taken: Arguments, training: bool | None) -> None:
         self.parameters: list[tf.Variable] = []
+        self._taken = taken
 
         def both(values):  # type: ignore[no-untyped-def]
             crossings = self._exchange.crossings
             crossings.enter(stage.name, 1)
             with tf.GradientTape() as tape:
-                smooth = [v for v in tf.nest.flatten(values) if v.dtype.is_floating]
+                smooth = _floats(values)
                 tape.watch(smooth)
                 results = stage.call(values, training)
-                ends = [t for t in tf.nest.flatten(results) if t.dtype.is_floating]
+                ends = _floats(results)
                 total = crossings.turn(
                     tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
                 )
@@ -94,7 +100,7 @@ class _Work(Traced):
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
         parts = Legs(self, 1).parts.values()
         acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
-        return play_of(self, self.parameters, gradients, optimizer, acts)
+        return play_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), acts)
 
     def bytes(self, seen: Seen) -> tuple[int, int, int]:
         """What stays, what a micro-batch leaves until it comes back, and what work takes besides."""
@@ -105,6 +111,11 @@ class _Work(Traced):
         kept = sum(map(size_of, self.variables)) + seen.slots + 2 * gradients
         working = max(there.peak - there.before - left, back.peak - back.before - gradients, 0)
         return round(HEADROOM * kept), round(HEADROOM * left), round(HEADROOM * working)
+
+
+def _floats(nest: Any) -> list[Any]:
+    leaves = tf.nest.flatten(nest, expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf) and leaf.dtype.is_floating]
 
 
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
@@ -120,11 +131,6 @@ def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequen
     return min(times[1:]), traced.pack(leaves)["results"]
 
 
-def _shaped(value: Any) -> Any:
-    return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) else value
-
-
-def _zeros(value: Any) -> Any:
-    if not isinstance(value, tf.TensorSpec):
-        return value
-    return tf.zeros([size or 1 for size in value.shape], value.dtype)
+def _spec(value: Any) -> Any:
+    """What is known of a value, without the graph that it is from."""
+    return tf.type_spec_from_value(value) if is_tensor(value) else value

@@ -1,7 +1,8 @@
 """Training with a pipeline: the legs of every micro-batch in the order of a schedule, then one update.
 
 Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
-optimizer keeps for it, on the device of the first stage that uses it, once in every row.
+optimizer keeps for it, on the device of the first stage that uses it, once in every row. The places of a row
+are the devices of its stages, and after them those on which layers that are split by width have parts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +16,18 @@ from colonnade.reason.pipeline import forward
 from colonnade.run.descent import specs, with_factor
 from colonnade.run.engine import Settings
 from colonnade.run.evaluation import Evaluation
-from colonnade.run.footprint import Memory, of_pipeline
+from colonnade.run.footprint import Memory, homes_of, of_pipeline
 from colonnade.run.legs import Legs, untied
 from colonnade.run.lockstep import Lockstep
 from colonnade.run.objective import Objective, Share, stacked, vital
+from colonnade.run.parts import home_of
 from colonnade.run.passage import Passage
 from colonnade.run.pipeline import Pipeline
 from colonnade.run.reduce import Order, order_for, reduce, spread
 from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
+from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.trace import Traced, Voice, unconverted
 from colonnade.run.update import Update
 
@@ -50,14 +53,16 @@ class Conveyor(Lockstep):
         self._pipeline, self._rows = pipeline, pipeline.rows
         pipeline.optimizer = optimizer
         self._legs: dict[Objective, Legs] = {}
-        self._stage_of: dict[Any, int] = {}  # by the ref of a variable
-        self._homes: dict[Any, int] = {}  # the stages of parameters and slots, by their refs
+        self._places: list[tuple[str, ...]] = [tuple(row) for row in pipeline.rows]
+        self._place_of: dict[Any, int] = {}  # by the ref of a variable
+        self._homes: dict[Any, int] = {}  # the places of parameters and slots, by their refs
         self._functions: dict[tuple[Update, int], Any] = {}
 
     def _trace(self, batch: Arguments) -> None:
         flat = [count for row in self._pipeline.counts(batch.size("the batch") or 0) for count in row]
         traces = [self._objective(part, i, len(flat)) for i, part in enumerate(specs(batch, flat))]
         check("the loss function", refusals(traces, self._pipeline))
+        check("the loss function", split_in_rows(traces, self._pipeline))
         for traced in traces:
             if traced not in self._legs:
                 self._legs[traced] = Legs(
@@ -74,22 +79,35 @@ class Conveyor(Lockstep):
 
     def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
         for legs in self._legs.values():
-            self._stage_of.update({ref: min(stages) for ref, stages in legs.users.items()})
-        given = [self._stage_of[parameter.ref()] for parameter in self.parameters]
+            self._place_of.update({ref: min(stages) for ref, stages in legs.users.items()})
+        for ref in self._place_of:
+            home = home_of(ref.deref())
+            if home is not None:  # and so there is one row
+                if home not in self._places[0]:
+                    self._places[0] = (*self._places[0], home)
+                self._place_of[ref] = self._places[0].index(home)
+        given = [self._place_of[parameter.ref()] for parameter in self.parameters]
         self._homes = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
-        self.residence = Stagewise(self._rows, self._stage_of | self._homes, self.parameters, slots)
+        self.residence = Stagewise(self._places, self._place_of | self._homes, self.parameters, slots)
 
     @property
     def every_device(self) -> tuple[str, ...]:
-        return self._pipeline.devices
+        return (*self._pipeline.devices, *homes_of(self._legs))
 
     def memory(self, batch: Arguments) -> Memory:
         self._trace(batch)
-        counts = self._pipeline.counts(batch.size("the batch") or 0)[0]
-        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
         pipeline = self._pipeline
+        split = pipeline.counts(batch.size("the batch") or 0)
+        flat = [count for row in split for count in row]
+        largest = self._objective(specs(batch, flat)[0], 0, len(flat))
         return of_pipeline(
-            largest, self._legs[largest], self.optimizer, self._rows, len(counts), pipeline.schedule
+            largest,
+            self._legs[largest],
+            self.optimizer,
+            with_factor(with_stand_ins(batch), flat)[0],
+            self._rows,
+            len(split[0]),
+            pipeline.schedule,
         )
 
     def _bind(self) -> None:
@@ -118,22 +136,21 @@ class Conveyor(Lockstep):
                 ]
                 passage.add(traced, self._legs[traced], part.components(), handles)
             passage.run(self._pipeline.schedule(len(devices), len(row)))
-            shares.append(self._sum(passage, traces))
+            shares.append(self._sum(passage, traces, self._places[number]))
             calls += passage.last
             stamps += passage.stamps
         calls.append(self._pipeline.note(stamps))
         return shares, calls
 
-    def _sum(self, passage: Passage, traces: Sequence[Objective]) -> Share:
-        """What the micro-batches of a row add together; gradients stay on the devices of their stages."""
+    def _sum(self, passage: Passage, traces: Sequence[Objective], places: Sequence[str]) -> Share:
+        """What the micro-batches of a row add together; gradients stay where their parameters live."""
         shares = [traced.pack(passage.leaves(i)) for i, traced in enumerate(traces)]
         home = passage.devices[-1]
         gradients, vitals = [], []
         for parameter, column in zip(
             self.parameters, zip(*(shares[i].gradients for i in passage.order), strict=True), strict=True
         ):
-            device = passage.devices[self._stage_of[parameter.ref()]]
-            with tf.device(device):
+            with tf.device(places[self._place_of[parameter.ref()]]):
                 gradients.append(_accumulated(column))
                 vitals.append(vital(gradients[-1]))
         with tf.device(home):
@@ -148,7 +165,7 @@ class Conveyor(Lockstep):
 
     def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
         found: list[Any] = [None] * len(self.parameters)
-        for mine, devices in self._by_stage(len(gradients)):
+        for mine, devices in self._by_place(len(gradients)):
             of_stage = [[row[i] for i in mine] for row in gradients]
             for i, total in zip(mine, reduce(of_stage, devices, order_for(devices)), strict=True):
                 found[i] = total
@@ -156,27 +173,28 @@ class Conveyor(Lockstep):
 
     def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
         rows: list[list[Any]] = [[None] * len(gradients) for _ in self._rows]
-        for mine, devices in self._by_stage(len(rows)):
+        for mine, devices in self._by_place(len(rows)):
             copies = spread([gradients[i] for i in mine], devices, order_for(devices))
             for row, copy in zip(rows, copies, strict=True):
                 for i, gradient in zip(mine, copy, strict=True):
                     row[i] = gradient
         return rows
 
-    def _by_stage(self, num_rows: int) -> Iterator[tuple[list[int], list[str]]]:
-        """The parameters of each stage, by their positions, and the stage's devices in some rows."""
-        stages = [self._stage_of[parameter.ref()] for parameter in self.parameters]
-        for stage in range(self._pipeline.num_stages):
-            yield [i for i, at in enumerate(stages) if at == stage], [r[stage] for r in self._rows[:num_rows]]
+    def _by_place(self, num_rows: int) -> Iterator[tuple[list[int], list[str]]]:
+        """The parameters of each place, by their positions, and the place's devices in some rows."""
+        places = [self._place_of[parameter.ref()] for parameter in self.parameters]
+        for place in range(len(self._places[0])):
+            mine = [i for i, at in enumerate(places) if at == place]
+            yield mine, [row[place] for row in self._places[:num_rows]]
 
     def _function(self, update: Update, home: int) -> Any:
         if (update, home) not in self._functions:
-            self._functions[update, home] = update.placed(self._homes, self._rows[home])
+            self._functions[update, home] = update.placed(self._homes, self._places[home])
         return self._functions[update, home]
 
     def _culprit(self, replica: int, bad: Sequence[str]) -> str:
-        stages = [self._stage_of[p.ref()] for p in self.parameters if p.name in bad[:1]]
-        return self._rows[replica][stages[0]] if stages else self.devices[replica]
+        places = [self._place_of[p.ref()] for p in self.parameters if p.name in bad[:1]]
+        return self._places[replica][places[0]] if places else self.devices[replica]
 
     def traffic(self) -> float:
         """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
@@ -245,6 +263,16 @@ def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
             rule = "has synchronized=True, and the micro-batches of a pipeline come one after the other"
             yield Problem("layer", name.rpartition("/")[0] or name, rule, "Leave synchronized=True out")
             return
+
+
+def split_in_rows(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
+    """Layers that are split by width in several pipelines: each would need parts of its own."""
+    if len(pipeline.rows) == 1:
+        return
+    for variable in {v.ref(): v for traced in traces for v in traced.variables}.values():
+        if home_of(variable) is not None:
+            rule = "is a part of a layer that is split by width, and the rows would share its device"
+            yield Problem("variable", variable.name, rule, "Use one row, or an unsplit layer")
 
 
 def _accumulated(gradients: Sequence[Any]) -> Any:

@@ -66,7 +66,7 @@ class Cutting:
         @tf.autograph.experimental.do_not_convert
         def part(*tensors: Any) -> Any:
             if stamped:
-                start, tensors = _started(tensors)
+                start, tensors = _started(tensors, on_card)
             given = dict(zip(inputs, tensors, strict=True))
             found = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
@@ -105,27 +105,34 @@ class Cutting:
         return self._graph.get_tensor_by_name(name)
 
 
-def _started(tensors: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _started(tensors: tuple[Any, ...], on_card: bool) -> tuple[Any, tuple[Any, ...]]:
     """The time when all inputs are there, and the inputs, which wait for it; handles are there before."""
     values = [tensor for tensor in tensors if tensor.dtype != tf.resource]
     with tf.control_dependencies(values):
-        start = tf.timestamp()
+        start = _now(on_card)
     with tf.control_dependencies([start]):
         return start, tuple(t if t.dtype == tf.resource else tf.identity(t) for t in tensors)
 
 
 def _ended(found: Sequence[Any], on_card: bool) -> Any:
     with tf.control_dependencies(found):
-        plain = [t for t in found if t.dtype.is_floating or t.dtype.is_integer]
-        if not on_card or not plain:
-            return tf.timestamp()
+        # A whole number says nothing of a card: TensorFlow keeps some of them in the memory of the host.
+        floats = [t for t in found if t.dtype.is_floating]
+        if not on_card or not floats:
+            return _now(on_card)
         # A card takes its work in order and TensorFlow does not wait for it; a number that is cut out
         # last and comes back to the host says that everything before it is done.
-        witness = tf.reshape(plain[0], [-1])[:1]
+        witness = tf.reshape(floats[0], [-1])[:1]
     with tf.device("/device:CPU:0"):
         arrived = tf.identity(witness)
-        with tf.control_dependencies([arrived]):
-            return tf.timestamp()
+    with tf.control_dependencies([arrived]):
+        return _now(on_card)
+
+
+def _now(on_card: bool) -> Any:
+    """The time, by the clock of the host. Beside a CPU device it is read there, to send nothing."""
+    with tf.device("/device:CPU:0" if on_card else ""):
+        return tf.timestamp()
 
 
 def node_of(name: str) -> str:

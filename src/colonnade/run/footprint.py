@@ -1,6 +1,7 @@
 """What training takes of the memory of each device: what a rehearsal saw, dealt out as the variables are."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +9,17 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
-from colonnade.hardware.devices import estimated_limit
+from colonnade.hardware.devices import estimated_limit, names
 from colonnade.hardware.placement import short
 from colonnade.reason.pipeline import Schedule, alive
 from colonnade.run.crossing import backward_leg
 from colonnade.run.legs import Legs
 from colonnade.run.objective import Objective
+from colonnade.run.parts import home_of
 from colonnade.run.rehearsal import Act, Bytes, Play, Seen, Thing, rehearse
 from colonnade.run.residence import dealt
+from colonnade.run.split import Arguments
+from colonnade.run.stand_in import skeleton
 from colonnade.run.trace import Traced
 
 MIB = 2**20
@@ -76,17 +80,23 @@ def limited(devices: Sequence[str]) -> bool:
     return any(estimated_limit(device) is not None for device in devices)
 
 
-def things_of(traced: Traced) -> dict[str, Thing]:
+Skeleton = Sequence[tuple[tuple[int, ...], Any]]  # of the arguments of a trace (see `stand_in`)
+
+
+def things_of(traced: Traced, skeleton: Skeleton) -> dict[str, Thing]:
     """By the name of an input of a trace: what it is."""
     check("memory()", _unknown(traced))
     inputs = traced.concrete.inputs
-    found = {
-        t.name: Thing(tuple(n or 1 for n in t.shape), t.dtype.name) for t in inputs if t.dtype != tf.resource
-    }
-    for tensor, capture in zip(inputs[len(inputs) - len(traced.captures) :], traced.captures, strict=True):
+    count = len(inputs) - len(traced.captures)
+    found = {}
+    for tensor, (shape, value) in zip(inputs[:count], skeleton, strict=True):
+        found[tensor.name] = Thing(shape, tensor.dtype.name, value=value)
+    for tensor, capture in zip(inputs[count:], traced.captures, strict=True):
         if capture.variable is not None:
             shape = tuple(capture.variable.shape)
             found[tensor.name] = Thing(shape, capture.variable.dtype.name, variable=True)
+        elif tensor.dtype != tf.resource:
+            found[tensor.name] = Thing(tuple(n or 1 for n in tensor.shape), tensor.dtype.name)
     return found
 
 
@@ -103,6 +113,7 @@ def play_of(
     parameters: Sequence[Any],
     gradients: Sequence[Any],
     optimizer: Any,
+    skeleton: Skeleton,
     acts: Sequence[Act] = (),
 ) -> Play:
     """A trace to be rehearsed: in one act, or cut into several.
@@ -117,85 +128,142 @@ def play_of(
         )
         if c.variable is not None
     }
-    names: dict[str, tuple[str, ...]] = {}
+    named: dict[str, tuple[str, ...]] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if isinstance(gradient, tf.IndexedSlices):
-            names[handles[parameter.ref()]] = (gradient.values, gradient.indices)
+            named[handles[parameter.ref()]] = (gradient.values, gradient.indices)
         elif gradient is not None:
-            names[handles[parameter.ref()]] = (gradient,)
+            named[handles[parameter.ref()]] = (gradient,)
     whole = Act.of(concrete, [t.name for t in concrete.inputs], [t.name for t in concrete.outputs])
     plain = None if optimizer is None else dict(keras.optimizers.serialize(optimizer))
-    return Play(tuple(acts) or (whole,), things_of(traced), names, plain)
+    return Play(tuple(acts) or (whole,), things_of(traced, skeleton), named, plain)
 
 
-def _rehearsed(traced: Objective, optimizer: Any, acts: Sequence[Act] = ()) -> Seen:
+def _rehearsed(traced: Objective, optimizer: Any, slices: Arguments, acts: Sequence[Act] = ()) -> Seen:
     gradients = traced.pack(traced.leaves([t.name for t in traced.concrete.outputs])).gradients
-    return rehearse([play_of(traced, traced.parameters, gradients, optimizer, acts)])[0]
+    return rehearse([play_of(traced, traced.parameters, gradients, optimizer, skeleton(slices), acts)])[0]
+
+
+def homes_of(traces: Iterable[Traced]) -> list[str]:
+    """The devices on which layers that are split by width have parts."""
+    homes = (home_of(variable) for traced in traces for variable in traced.variables)
+    return list(dict.fromkeys(home for home in homes if home is not None))
 
 
 def of_replicas(
-    traced: Objective, optimizer: Any, devices: Sequence[str], mode: str, num_active: int
+    traced: Objective,
+    optimizer: Any,
+    part: Arguments,
+    devices: Sequence[str],
+    mode: str,
+    num_active: int,
 ) -> Memory:
-    """Replicas that each run this trace on a slice, with variables where `mode` puts them."""
-    seen = _rehearsed(traced, optimizer)
+    """Replicas that each run this trace on a slice like `part`, with variables where `mode` puts them.
+
+    What a layer that is split by width keeps is counted where its parts are; what it computes is counted
+    on the devices of the replicas.
+    """
+    seen = _rehearsed(traced, optimizer, part)
     gradients = seen.acts[0].after
     trained = {parameter.ref(): size_of(parameter) for parameter in traced.parameters}
+    whole = max(1, sum(trained.values()))
     others = sum(size_of(v) for v in traced.variables if v.ref() not in trained)
-    held = _held(list(trained.values()), len(devices), mode)
+    placed = _Placed(traced.parameters, devices, mode, num_active)
     found = []
-    for i, (device, parameters) in enumerate(zip(devices, held, strict=True)):
-        part = parameters / max(1, sum(trained.values()))
-        computing = seen.acts[0].peak if i < num_active else 0
-        peak = max(computing, round(part * (gradients + seen.update)))
-        mine = gradients if i < num_active else round(part * gradients)
-        everything = parameters + (others if parameters or mode == "mirrored" else 0)
-        found.append(Footprint(device, everything, round(part * seen.slots), mine, peak - mine))
+    for device in dict.fromkeys([*devices, *placed.held]):
+        share = placed.held[device] / whole
+        mine = round(gradients * placed.differentiated[device] / whole)
+        active = device in devices[:num_active]
+        peak = max(
+            seen.acts[0].peak - gradients if active else 0, round(share * (gradients + seen.update)) - mine
+        )
+        # What is not trained has a copy where a replica needs its own.
+        beside = others if device in devices and (share or mode == "mirrored") else 0
+        parameters = placed.held[device] + beside
+        found.append(Footprint(device, parameters, round(share * seen.slots), mine, max(0, peak)))
     return Memory(tuple(found))
+
+
+class _Placed:
+    """The bytes of parameters, and of those whose gradient comes up there, on each device."""
+
+    def __init__(
+        self, parameters: Sequence[tf.Variable], devices: Sequence[str], mode: str, num_active: int
+    ) -> None:
+        self.held: Counter[str] = Counter()
+        self.differentiated: Counter[str] = Counter()
+        sizes = [size_of(parameter) for parameter in parameters]
+        owners = dealt(sizes, len(devices)) if mode == "partitioned" else [0] * len(sizes)
+        for parameter, size, owner in zip(parameters, sizes, owners, strict=True):
+            home = home_of(parameter)
+            first = devices[owner] if home is None or mode == "partitioned" else home
+            copies = devices[1:] if mode == "mirrored" else ()
+            self.held.update(dict.fromkeys([first, *copies], size))
+            if home is not None:
+                self.differentiated[home] += num_active * size
+            else:
+                self.differentiated.update(dict.fromkeys(devices[:num_active], size))
+                if owner >= num_active:  # where the sum arrives
+                    self.differentiated[first] += size
 
 
 def of_pipeline(
     traced: Objective,
     legs: Legs,
     optimizer: Any,
+    part: Arguments,
     rows: Sequence[Sequence[str]],
     num_micro_batches: int,
     schedule: Schedule,
 ) -> Memory:
     """Pipelines whose stages run the legs of this trace on micro-batches, in the order of a schedule."""
     num_stages = len(rows[0])
-    acts = [
-        Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in legs.parts.values()
-    ]
-    seen = _rehearsed(traced, optimizer, acts)
+    acts = [Act.of(leg.function, leg.inputs, ["start", "end", *leg.outputs]) for leg in legs.parts.values()]
+    seen = _rehearsed(traced, optimizer, part, acts)
     by_leg = dict(zip(legs.parts, seen.acts, strict=True))
     trained = {parameter.ref() for parameter in traced.parameters}
     whole = max(1, sum(size_of(parameter) for parameter in traced.parameters))
     kept = alive(schedule(num_stages, num_micro_batches))
     found = []
-    for stage in range(num_stages):
-        variables = [v for v in traced.variables if min(legs.users[v.ref()]) == stage]
-        parameters = sum(size_of(v) for v in variables if v.ref() in trained)
-        gradients = _gradient_bytes(traced, [v for v in variables if v.ref() in trained], num_micro_batches)
-        there, back = by_leg.get(stage, NOTHING), by_leg.get(backward_leg(stage, num_stages), NOTHING)
-        left = max(0, there.after - there.before)  # what a micro-batch leaves until it comes back
-        working = max(there.peak - there.before, left + back.peak - back.before)
-        activations = max((kept[stage] - 1) * left + working, round(seen.update * parameters / whole))
-        slots = round(seen.slots * parameters / whole)
-        found.append((sum(map(size_of, variables)), slots, gradients, activations))
-    return Memory(tuple(Footprint(row[k], *found[k]) for row in rows for k in range(num_stages)))
+    for row in rows:
+        for place, device in enumerate(dict.fromkeys([*row, *homes_of([traced])])):
+            variables = [
+                v for v in traced.variables if (home_of(v) or row[min(legs.users[v.ref()])]) == device
+            ]
+            parameters = sum(size_of(v) for v in variables if v.ref() in trained)
+            gradients = _gradient_bytes(
+                traced, [v for v in variables if v.ref() in trained], num_micro_batches
+            )
+            activations = round(seen.update * parameters / whole)
+            if place < num_stages:
+                there = by_leg.get(place, NOTHING)
+                back = by_leg.get(backward_leg(place, num_stages), NOTHING)
+                left = max(0, there.after - there.before)  # what a micro-batch leaves until it comes back
+                working = max(there.peak - there.before, left + back.peak - back.before)
+                activations = max((kept[place] - 1) * left + working, activations)
+            slots = round(seen.slots * parameters / whole)
+            own = [v for v in traced.variables if home_of(v) is None and _lies_on(v, device)]
+            more = seen.slots if _makes_slots_on(optimizer, device) else 0
+            held = sum(map(size_of, variables)) + sum(map(size_of, own))
+            found.append(Footprint(device, held, slots + more, gradients, activations))
+    return Memory(tuple(found))
+
+
+def _lies_on(variable: tf.Variable, device: str) -> bool:
+    """Whether the user's own variable, beside which a pipeline has copies, takes room on a device.
+
+    The memory of the host, where variables are best kept, is not counted.
+    """
+    return short(variable.device) == short(device) != "CPU:0"
+
+
+def _makes_slots_on(optimizer: Any, device: str) -> bool:
+    """Whether the optimizer's own slots lie on a device; new ones will be where TensorFlow puts variables."""
+    made = [v.value.device for v in getattr(optimizer, "variables", ()) if v.value.shape.rank]
+    return short(made[0] if made else names()[0]) == short(device) != "CPU:0"
 
 
 NOTHING = Bytes(0, 0, 0)
-
-
-def _held(sizes: Sequence[int], num_devices: int, mode: str) -> list[int]:
-    """The bytes of parameters on each device."""
-    if mode == "mirrored":
-        return [sum(sizes)] * num_devices
-    if mode == "shared":
-        return [sum(sizes)] + [0] * (num_devices - 1)
-    owners = dealt(sizes, num_devices)
-    return [sum(n for n, owner in zip(sizes, owners, strict=True) if owner == i) for i in range(num_devices)]
 
 
 def _gradient_bytes(traced: Objective, parameters: Sequence[Any], num_micro_batches: int) -> int:

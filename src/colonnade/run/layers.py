@@ -9,7 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
+from colonnade.run.exchange import Exchange
+from colonnade.run.trace import unconverted
 
 WHERE = "Pipeline()"
 
@@ -42,18 +44,38 @@ class Chain:
 
     def stage(self, begin: int, end: int) -> Stage:
         functions, flagged = self._functions[begin:end], self._flagged[begin:end]
+        last = end == len(self._functions)
 
         # AutoGraph comes through here to the user's functions, so this is left to it.
         def call(values, training):  # type: ignore[no-untyped-def]
             (value,) = values
             args = value if begin == 0 else (value,)
-            for fn, takes_training in zip(functions, flagged, strict=True):
+            for i, (fn, takes_training) in enumerate(zip(functions, flagged, strict=True)):
                 flags = {"training": training} if takes_training and training is not None else {}
-                value = fn(*args, **flags)
+                try:
+                    value = fn(*args, **flags)
+                except MISTAKES as error:
+                    self._refuse(begin + i, args, error)
                 args = (value,)
+            if not last:
+                refuse_masks([value], self.names[end - 1 : end])
             return [value]
 
         return Stage(", ".join(self.names[begin:end]), (begin,), (end,), call)
+
+    @unconverted
+    def _refuse(self, number: int, taken: Any, error: Exception) -> None:
+        source = f"what stages[{number - 1}] returns" if number else "the input of the pipeline"
+        raise refused(misfit(f"stages[{number}]", self.names[number], source, taken, error))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer of a functional model, called: which symbolic values it takes and gives."""
+
+    name: str
+    takes: tuple[Any, ...]
+    gives: tuple[Any, ...]
 
 
 class Network:
@@ -61,39 +83,84 @@ class Network:
 
     def __init__(self, model: Any) -> None:
         check(WHERE, _uncuttable(model))
-        self._model = model
-        self._layers = [op for op in model.operations if not isinstance(op, keras.layers.InputLayer)]
-        self.names = [layer.name for layer in self._layers]
-        self._tensors = {id(t): t for layer in self._layers for t in (*_inputs(layer), *_outputs(layer))}
-        self._tensors |= {id(t): t for t in model.inputs}
+        self._inputs, self._input = list(model.inputs), model.input
+        self._calls, again = _calls_of(model)
+        self._outputs, self._output = list(again.outputs), again.output
+        self.names = [call.name for call in self._calls]
+        self._tensors = {id(t): t for call in self._calls for t in (*call.takes, *call.gives)}
+        self._tensors |= {id(t): t for t in self._inputs}
 
     def taken(self, inputs: tuple[Any, ...]) -> dict[Hashable, Any]:
-        flat = keras.tree.flatten(inputs[0] if len(inputs) == 1 else list(inputs))
-        if len(flat) != len(self._model.inputs):
-            rule = f"the model takes {len(self._model.inputs)} inputs"
+        flat = self._flat(inputs[0] if len(inputs) == 1 else list(inputs))
+        if len(flat) != len(self._inputs):
+            rule = f"the model takes {len(self._inputs)} inputs"
             raise InvalidArgument("the pipeline", [Problem("inputs", len(flat), rule, "Pass all of them")])
-        return {id(t): value for t, value in zip(self._model.inputs, flat, strict=True)}
+        return {id(t): _as(t, value) for t, value in zip(self._inputs, flat, strict=True)}
+
+    def _flat(self, inputs: Any) -> list[Any]:
+        """The inputs in the order of the model's; Keras finds them in a dict by their names."""
+        if not isinstance(inputs, dict) or isinstance(self._input, dict):
+            return list(keras.tree.flatten(inputs))
+        names = [tensor.name for tensor in self._inputs]
+        missing = [name for name in names if name not in inputs]
+        if missing:
+            rule = f"the model's inputs are called {', '.join(names)}"
+            raise InvalidArgument(
+                "the pipeline", [Problem("inputs", list(inputs), rule, f"Pass {', '.join(missing)}")]
+            )
+        return [inputs[name] for name in names]
 
     def given(self, values: dict[Hashable, Any]) -> Any:
-        found = [values[id(t)] for t in self._model.outputs]
-        return keras.tree.pack_sequence_as(self._model.output, found)
+        found = [values[id(t)] for t in self._outputs]
+        return keras.tree.pack_sequence_as(self._output, found)
 
     def stage(self, begin: int, end: int) -> Stage:
-        layers = self._layers[begin:end]
-        made = {id(t) for layer in layers for t in _outputs(layer)}
-        takes = dict.fromkeys(id(t) for layer in layers for t in _inputs(layer) if id(t) not in made)
-        later = {id(t) for layer in self._layers[end:] for t in _inputs(layer)}
-        later |= {id(t) for t in self._model.outputs}
-        gives = [
-            key for key in dict.fromkeys(id(t) for layer in layers for t in _outputs(layer)) if key in later
-        ]
+        calls, last = self._calls[begin:end], end == len(self._calls)
+        made = {id(t): call.name for call in calls for t in call.gives}
+        takes = dict.fromkeys(id(t) for call in calls for t in call.takes if id(t) not in made)
+        later = {id(t) for call in self._calls[end:] for t in call.takes}
+        later |= {id(t) for t in self._outputs}
+        gives = [key for key in made if key in later]
         function = keras.Function([self._tensors[k] for k in takes], [self._tensors[k] for k in gives])
         layer = _Layers(function)
 
         def call(values, training):  # type: ignore[no-untyped-def]
-            return layer(values, training=training)
+            found = layer(values, training=training)
+            if not last:
+                refuse_masks(found, [made[key] for key in gives])
+            return found
 
         return Stage(", ".join(self.names[begin:end]), tuple(takes), tuple(gives), call)
+
+
+def _calls_of(model: Any) -> tuple[list[_Call], Any]:
+    """Every call of a layer, in an order in which they can be made, and the model that they make.
+
+    A layer itself tells the values of its first call only, and a nested model those inside it. So the
+    same layers are called once more, on the model's own inputs, and every call is noted.
+    """
+    calls: list[_Call] = []
+
+    def noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = layer(*args, **kwargs)
+        calls.append(_Call(layer.name, _symbols((args, kwargs)), _symbols(found)))
+        return found
+
+    again = keras.models.clone_model(
+        model, input_tensors=model.input, clone_function=lambda layer: layer, call_function=noted
+    )
+    return calls, again
+
+
+def _symbols(nest: Any) -> tuple[Any, ...]:
+    return tuple(leaf for leaf in keras.tree.flatten(nest) if isinstance(leaf, keras.KerasTensor))
+
+
+def _as(symbol: Any, value: Any) -> Any:
+    """An input as the model takes it: Keras casts it."""
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return value if value.dtype == symbol.dtype else tf.cast(value, symbol.dtype)
+    return keras.ops.convert_to_tensor(value, dtype=symbol.dtype)
 
 
 class _Layers(keras.layers.Layer):
@@ -117,15 +184,43 @@ def layers_of(stages: Any) -> Chain | Network:
     return Chain(stages)
 
 
-def misfit(stage: Stage, number: int, taken: Any, error: Exception) -> InvalidArgument:
-    """A stage cannot be called with what it gets."""
+# What a function raises that cannot be called with what it gets.
+MISTAKES = (ValueError, TypeError, tf.errors.InvalidArgumentError)
+
+
+def misfit(argument: str, name: str, source: str, taken: Any, error: Exception) -> ColonnadeError:
+    """A layer, or a stage, cannot be called with what it gets."""
+    if isinstance(error, ColonnadeError):
+        return error
     shapes = ", ".join(
         f"{leaf.dtype.name}{leaf.shape}" for leaf in tf.nest.flatten(taken) if hasattr(leaf, "shape")
     )
-    source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
     rule = f"cannot take {source}, {shapes}: {_said(error)}"
     fix = "Make the output of each stage the input of the next"
-    return InvalidArgument("Pipeline()", [Problem(f"stage {number}", stage.name, rule, fix)])
+    return InvalidArgument(WHERE, [Problem(argument, name, rule, fix)])
+
+
+def refused(mistake: ColonnadeError) -> ColonnadeError:
+    """An error to raise, remembered by the trace that is being made: AutoGraph would dress it up."""
+    context = tf.distribute.get_replica_context()
+    if isinstance(context, Exchange):
+        context.mistakes.append(mistake)
+    return mistake
+
+
+@unconverted
+def refuse_masks(values: Any, names: Sequence[str]) -> None:
+    """Refuse values that leave a stage with a mask of Keras's, which the next stage would not see.
+
+    The attribute is how Keras hands a mask from layer to layer.
+    """
+    masked = [
+        name
+        for name, value in zip(names, values, strict=True)
+        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in tf.nest.flatten(value))
+    ]
+    if masked:
+        raise refused(InvalidArgument(WHERE, [Problem("stages", name, *_NO_MASKS) for name in masked]))
 
 
 def _said(error: Exception) -> str:
@@ -173,33 +268,13 @@ def _uncuttable(model: Any) -> Iterator[Problem]:
     for layer in model.operations:
         if _masks(layer):
             yield Problem("stages", layer.name, *_NO_MASKS)
-    for name in _called_twice(model):
-        rule = "is called more than once, so it has not one place in the pipeline"
-        yield Problem("stages", name, rule, "Pass the parts as a list of functions, and tied=[the layer]")
-
-
-def _called_twice(model: Any) -> list[str]:
-    """Layers whose calls cannot be told apart, because Keras tells the values of a first call only."""
-    made = {id(t) for layer in model.operations for t in _outputs(layer)}
-    takers = {layer.name: _inputs(layer) for layer in model.operations}
-    strangers = [name for name, taken in takers.items() if any(id(t) not in made for t in taken)]
-    if not strangers and all(id(t) in made for t in model.outputs):
-        return []
-    called = [layer["name"] for layer in model.get_config()["layers"] if len(layer["inbound_nodes"]) > 1]
-    return called or strangers or list(model.output_names)
-
-
-def _inputs(layer: Any) -> list[Any]:
-    return list(keras.tree.flatten(layer.input))
-
-
-def _outputs(layer: Any) -> list[Any]:
-    return list(keras.tree.flatten(layer.output))
 
 
 def _takes_training(fn: Any) -> bool:
+    if isinstance(fn, keras.layers.Layer):  # whose call() may leave it to the layers inside
+        return True
     try:
-        return "training" in inspect.signature(getattr(fn, "call", fn)).parameters
+        return "training" in inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some callables of extension modules have no signature
         return False
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.descent import Descent, components, divided, divisor, specs, with_factor
 from colonnade.run.engine import Outcome, Settings, Then
-from colonnade.run.footprint import Memory, limited, misfits, of_replicas
+from colonnade.run.footprint import Memory, homes_of, limited, misfits, of_replicas
 from colonnade.run.loop import Loop
 from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import Order, bucket_for, reduce, spread, star, traffic
@@ -18,6 +18,7 @@ from colonnade.run.residence import MODES, Residence, mean_of_first
 from colonnade.run.segments import problems, together
 from colonnade.run.shares import Even, Measured, Shares
 from colonnade.run.split import Arguments
+from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.state import State, resume, state_of
 from colonnade.run.update import Update
 
@@ -69,6 +70,7 @@ class Lockstep:
         self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
+        self._fitting: dict[Hashable, int] = {}  # by the kind of a batch, the largest seen to fit memory
         self.residence: Residence | None = None
 
     @property
@@ -89,7 +91,7 @@ class Lockstep:
         """
         self._trace(batch)
         if limited(self.every_device):
-            check("this training", misfits(self.memory(batch)))
+            self._check_memory(batch)
         self._descent.build()
         if self.residence is None:
             self._house(self._descent.slots, self._descent.update(self._descent.specs))
@@ -98,6 +100,13 @@ class Lockstep:
             assert self.residence is not None
             self.residence.bindings(0, self._descent.penalty.captures)
 
+    def _check_memory(self, batch: Arguments) -> None:
+        """Refuse what does not fit; a batch that is no larger than one that fits is not looked at again."""
+        size, kind = batch.size("the batch") or 0, batch.resized(1).key()
+        if size > self._fitting.get(kind, 0):
+            check("this training", misfits(self.memory(batch)))
+            self._fitting[kind] = size
+
     def _trace(self, batch: Arguments) -> None:
         counts = self._counts(batch)
         traces = [self._objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
@@ -105,13 +114,15 @@ class Lockstep:
 
     @property
     def every_device(self) -> tuple[str, ...]:
-        return self.devices
+        """Those of the replicas, and those on which layers that are split by width have parts."""
+        return (*self.devices, *homes_of(self._descent.objectives))
 
     def memory(self, batch: Arguments) -> Memory:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""
         counts = self._counts(batch)
         largest = self._objective(specs(batch, counts)[0], 0, len(counts))
-        return of_replicas(largest, self.optimizer, self.devices, self._settings.mode, len(counts))
+        part = with_factor(with_stand_ins(batch), counts)[0]
+        return of_replicas(largest, self.optimizer, part, self.devices, self._settings.mode, len(counts))
 
     def _bind(self) -> None:
         assert self.residence is not None

@@ -48,6 +48,16 @@ class Parts(tf.experimental.ExtensionType):
         return joined(self.tensors, self.devices[0])
 
 
+@tf.autograph.experimental.do_not_convert
+def _not_one_tensor(value: Parts, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
+    rule = "is in parts on several devices, and is no single tensor"
+    fix = "Gather it (parts.gather()), or use a cn.width layer or cn.width.softmax_cross_entropy"
+    raise InvalidArgument("this operation", [Problem("value", f"Parts of {value.sizes}", rule, fix)])
+
+
+tf.register_tensor_conversion_function(Parts, _not_one_tensor)
+
+
 class Logical(tf.train.experimental.PythonState):
     """A variable in parts, which is saved and loaded as one, by Keras and by `tf.train.Checkpoint`."""
 
@@ -94,6 +104,21 @@ class Logical(tf.train.experimental.PythonState):
         if value.dtype.kind == "V":  # NumPy saves the bits of a dtype that is not its own, and not its name
             value = value.view(tf.as_dtype(self.parts[0].dtype).as_numpy_dtype)
         self.assign(value)
+
+
+# A part of a variable lives on the device that its layer was given, whoever else moves variables; this
+# attribute of the TensorFlow variable says so.
+_HOME = "colonnade_home"
+
+
+def give_home(variable: tf.Variable, device: str) -> None:
+    """Say that a variable belongs to a device."""
+    setattr(variable, _HOME, device)
+
+
+def home_of(variable: tf.Variable) -> str | None:
+    """The device to which a variable belongs, if it is a part of one."""
+    return getattr(variable, _HOME, None)
 
 
 def starts(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -1,20 +1,22 @@
 """A model spread over devices by its layers; micro-batches keep all of them at work."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
-from colonnade.hardware.devices import estimated_limit
+from colonnade.hardware.devices import estimated_limit, room
 from colonnade.hardware.placement import short
-from colonnade.reason.pipeline import SCHEDULES, Schedule, alive
-from colonnade.reason.placement import Room, misfits, place
+from colonnade.reason.pipeline import SCHEDULES, Schedule
+from colonnade.reason.placement import misfits, place, rooms_of
 from colonnade.run.balance import measured
 from colonnade.run.exchange import Exchange
+from colonnade.run.footprint import size_of
 from colonnade.run.join import join_leaf
-from colonnade.run.layers import Stage, layers_of, misfit
+from colonnade.run.layers import MISTAKES, Stage, layers_of, misfit, refused
+from colonnade.run.parts import home_of
 from colonnade.run.passage import Stamp
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.staging import problems, refs_of, rows_of
@@ -123,8 +125,8 @@ class Pipeline:
             taken = self._entered(context, stage, number, values, origins)
             try:
                 found = stage.call(taken, training)
-            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-                self._refuse(context, stage, number, taken, error)
+            except MISTAKES as error:
+                self._refuse(stage, number, taken, error)
             self._note(stage, number, found, values, origins)
         return self._layers.given(values)
 
@@ -170,11 +172,9 @@ class Pipeline:
         origins.update(dict.fromkeys(stage.gives, number))
 
     @unconverted
-    def _refuse(self, context: Exchange, stage: Stage, number: int, taken: Any, error: Exception) -> None:
-        if not isinstance(error, ColonnadeError):
-            error = misfit(stage, number, taken, error)
-        context.mistakes.append(error)
-        raise error
+    def _refuse(self, stage: Stage, number: int, taken: Any, error: Exception) -> None:
+        source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+        raise refused(misfit(f"stage {number}", stage.name, source, taken, error))
 
     @unconverted
     def _run(self, inputs: tuple[Any, ...], training: bool | None) -> Any:
@@ -185,14 +185,15 @@ class Pipeline:
         key = (arguments.key(), training)
         if key not in self._compiled:
             structure: list[Any] = []
+            known = arguments.resized(arguments.size("the pipeline") or 0)
 
             @unconverted
             def forward(*components: Any) -> Any:
-                result = self._forward(arguments.with_components(components), training)
+                result = self._forward(known.with_components(components), training)
                 structure.append(result)
                 return tf.nest.flatten(result, expand_composites=True)
 
-            specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+            specs = [tf.TensorSpec(c.shape, c.dtype) for c in known.components()]
             try:
                 concrete = tf.function(forward, autograph=False).get_concrete_function(*specs)
             except ColonnadeError as mistake:
@@ -211,8 +212,12 @@ class Pipeline:
             split = self.counts(total)
             counts = [count for row in split for count in row]
             rows = [self.rows[i] for i, row in enumerate(split) for _ in row]
+        parts = arguments.parts(counts)
+        if total is not None:  # a slice of a sparse tensor does not know its shape
+            sized = zip(parts, counts, strict=True)
+            parts = [arguments.resized(n).with_components(part.components()) for part, n in sized]
         results = []
-        for i, (part, row) in enumerate(zip(arguments.parts(counts), rows, strict=True)):
+        for i, (part, row) in enumerate(zip(parts, rows, strict=True)):
             results.append(self._through(part, row, i, training))
         flat = [tf.nest.flatten(result) for result in results]
         joined = [
@@ -260,11 +265,22 @@ class Pipeline:
 
             try:
                 self._traces[key] = Traced(call, taken, voice)
-            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-                if isinstance(error, ColonnadeError):
-                    raise
-                raise misfit(stage, number, [leaf.value for leaf in taken.leaves], error) from None
+            except MISTAKES as error:
+                source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+                given = [leaf.value for leaf in taken.leaves]
+                raise misfit(f"stage {number}", stage.name, source, given, error) from None
+            check("Pipeline()", self._too_heavy(stage, number, self._traces[key].variables))
         return self._traces[key]
+
+    def _too_heavy(self, stage: Stage, number: int, variables: Sequence[Any]) -> Iterator[Problem]:
+        """A stage whose weights alone are more than a device may hold; a trainer looks at the rest too."""
+        size = sum(size_of(variable) for variable in variables if home_of(variable) is None)
+        for row in self.rows:
+            limit = estimated_limit(row[number])
+            if limit is not None and size > limit:
+                needed = f"{size / 2**20:.1f} MiB of weights that {short(row[number])} gets with {stage.name}"
+                rule, fix = f"is below the {needed}", 'Leave placement="auto", or take more devices'
+                yield Problem("memory", limit // 2**20, rule, fix)
 
     def note(self, stamps: Sequence[Stamp]) -> Any:
         """Keep the times of a step, for `timeline`; call it in the graph of the step."""
@@ -310,7 +326,7 @@ class Pipeline:
         """Decide which layer goes where, if that is still open, for micro-batches like these."""
         if self.placement is not None:
             return
-        limits = [estimated_limit(device) for device in self.rows[0]]
+        limits = [room(device) for device in self.rows[0]]
         layers = measured(
             self._layers,
             values,
@@ -319,13 +335,11 @@ class Pipeline:
             self.optimizer,
             with_memory=any(limit is not None for limit in limits),
         )
-        kept = alive(self.schedule(self.num_stages, self.micro_batches))
-        rooms = [
-            Room(short(device), limit, count)
-            for device, limit, count in zip(self.rows[0], limits, kept, strict=True)
-        ]
+        rooms = rooms_of([short(d) for d in self.rows[0]], limits, self.schedule, self.micro_batches)
         found = place(layers, rooms)
-        check("Pipeline()", misfits(layers, rooms) if found is None else ())
+        check(
+            "Pipeline()", misfits(layers, rooms, self.schedule, self.micro_batches) if found is None else ()
+        )
         assert found is not None
         self._settle(found)
 

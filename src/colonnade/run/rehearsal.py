@@ -8,15 +8,17 @@ Nothing of the user's own process is touched.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
@@ -53,6 +55,11 @@ class Thing:
     shape: tuple[int, ...]
     dtype: str
     variable: bool = False
+    value: Any = None  # a NumPy array, where zeros do not do
+
+    def plain(self) -> dict[str, Any]:
+        """Without the value, as JSON takes it."""
+        return {"shape": self.shape, "dtype": self.dtype, "variable": self.variable}
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,13 @@ def rehearse(plays: Sequence[Play]) -> list[Seen]:
         for i, play in enumerate(plays):
             for j, act in enumerate(play.acts):
                 (Path(folder) / f"{i}.{j}.pb").write_bytes(act.graph)
+            values = {name: thing.value for name, thing in play.things.items() if thing.value is not None}
+            np.savez(Path(folder) / f"{i}.npz", *values.values())
             told.append(
                 {
                     "acts": [{"inputs": act.inputs, "outputs": act.outputs} for act in play.acts],
-                    "things": {name: asdict(thing) for name, thing in play.things.items()},
+                    "things": {name: thing.plain() for name, thing in play.things.items()},
+                    "values": list(values),
                     "gradients": dict(play.gradients),
                     "optimizer": play.optimizer,
                 }
@@ -123,11 +133,25 @@ def _run(folder: str) -> str:
         env=settings,
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        rule = f"cannot be run on zeros in a process of its own: {said[0]}"
+        rule = f"cannot be run on zeros in a process of its own: {_cause(done.stderr, done.returncode)}"
         fix = "Without an estimate there is no limit: leave cn.setup(memory=...) out"
         raise InvalidArgument("memory()", [Problem("fn", "a function", rule, fix)])
     return done.stdout
+
+
+def _cause(stderr: str, code: int) -> str:
+    """What an error of Python's says, without the lines about the graph that TensorFlow puts in between.
+
+    >>> _cause("Traceback:\\n  File x\\nfoo.BadError: no such thing.\\n\\t [[{{node y}}]]", 1)
+    'foo.BadError: no such thing'
+    """
+    if code < 0:
+        return f"it was ended by signal {-code}"
+    lines = stderr.rstrip().splitlines() or ["no reason given"]
+    named = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z_.]+(Error|Exception)\b", line)]
+    about = ("Detected at", "<stack traces", "Stack trace", " ", "\t")
+    told = [line for line in lines[named[-1] if named else -1 :] if line and not line.startswith(about)]
+    return " ".join(told)[:400].strip().rstrip(".")
 
 
 def _seen(plain: Mapping[str, Any]) -> Seen:
@@ -148,10 +172,12 @@ class _Stage:
     def run(self, number: int) -> dict[str, Any]:
         play = self.plays[number]
         things = {name: _made(**thing) for name, thing in play["things"].items() if thing["variable"]}
+        with np.load(self._folder / f"{number}.npz") as kept:
+            known = {name: kept[f"arr_{i}"] for i, name in enumerate(play["values"])}
         functions = [self._function(number, i, act) for i, act in enumerate(play["acts"])]
         runs, update, slots = [], 0, 0
         for turn in range(RUNS):
-            seen, values = self._acts(play, functions, things)
+            seen, values = self._acts(play, functions, things, known)
             runs.append(seen)
             if play["optimizer"] is not None:
                 if not turn:
@@ -163,7 +189,9 @@ class _Stage:
         ]
         return {"acts": acts, "slots": slots, "update": update}
 
-    def _acts(self, play: Any, functions: Any, things: Any) -> tuple[list[tuple[int, int, int]], Any]:
+    def _acts(
+        self, play: Any, functions: Any, things: Any, known: Any
+    ) -> tuple[list[tuple[int, int, int]], Any]:
         last: dict[str, int] = {}
         for i, act in enumerate(play["acts"]):
             last.update({name: i for _, name in act["inputs"]})
@@ -175,7 +203,8 @@ class _Stage:
             before = _reset()
             for _, name in act["inputs"]:
                 if name not in things and name not in values:
-                    values[name] = _made(**play["things"][name])
+                    given = known.get(name)
+                    values[name] = _made(**play["things"][name]) if given is None else tf.constant(given)
             found = function(*[_handle(things[n]) if n in things else values[n] for _, n in act["inputs"]])
             peak = _info("peak")
             named = zip((name for _, name in act["outputs"]), found, strict=True)

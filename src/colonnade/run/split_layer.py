@@ -12,7 +12,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.parallel import Devices
-from colonnade.run.parts import Logical, Parts, joined, starts
+from colonnade.run.parts import Logical, Parts, give_home, joined, starts
 from colonnade.run.placed import on
 from colonnade.run.slices import mark
 from colonnade.run.split import sizes
@@ -122,6 +122,7 @@ class SplitLayer(keras.layers.Layer):
             with tf.init_scope(), tf.device(device):
                 first = _value(piece)
                 parts.append(self.add_weight(shape=piece.shape.as_list(), initializer=first, name=full))
+                give_home(parts[-1].value, device)
         variable = Logical(name, parts, axis or 0, self.where)
         if axis is not None:
             mark([part.value for part in parts], axis)
@@ -171,13 +172,28 @@ class SplitLayer(keras.layers.Layer):
 
 def elementwise(activation: Any, split: str, gather: bool) -> Iterator[Problem]:
     """Refuse an activation that needs whole rows where it would get parts."""
-    name = getattr(activation, "__name__", None)
-    if split == "columns" and name in WHOLE_ROW:
+    if split != "columns" or not callable(activation):
+        return
+    name = getattr(activation, "__name__", type(activation).__name__)
+    keras_own = getattr(keras.activations, name, None) is activation
+    if name in WHOLE_ROW or not (keras_own or _same_in_parts(activation)):
         rule = "needs whole rows, and a part has only some columns"
-        fix = f"Leave it out, and use keras.activations.{name} on the gathered result"
+        fix = "Leave it out, and apply it to the gathered result"
         if not gather:
             fix = "Leave it out; cn.width.softmax_cross_entropy takes logits"
         yield Problem("activation", name, rule, fix)
+
+
+def _same_in_parts(activation: Any) -> bool:
+    """Whether a row gives the same, whole or in halves: no name tells that of a function."""
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        row = tf.constant([[-3.0, -1.0, -0.2, 0.3, 1.0, 4.0]])
+        try:
+            whole = np.asarray(activation(row))
+            halves = np.concatenate([np.asarray(activation(half)) for half in tf.split(row, 2, axis=1)], 1)
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError):  # it cannot take another width
+            return False
+    return whole.shape == halves.shape and bool(np.allclose(whole, halves, rtol=1e-5, atol=1e-6))
 
 
 def _problems(split: Any, gather: Any) -> Iterator[Problem]:

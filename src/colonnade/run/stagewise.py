@@ -1,4 +1,7 @@
-"""Where the variables of a pipeline live: with the first stage that uses them, once in every row."""
+"""Where the variables of a pipeline live: with the first stage that uses them, once in every row.
+
+A part of a layer that is split by width lives where the layer put it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,31 +9,41 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.graph import Capture
+from colonnade.run.parts import home_of
 from colonnade.run.residence import Bindings, Residence, State, another_stream, copy_of, is_random_state
 
 
 class Stagewise(Residence):
-    """Copies of variables on the devices of their stages; the user's own take the values after steps."""
+    """Copies of variables on the devices of their stages; the user's own take the values after steps.
+
+    Args:
+        rows: the places of each pipeline; the devices of its stages come first.
+        place_of: by the ref of a variable, its place.
+        parameters: what is trained.
+        slots: what the optimizer keeps.
+    """
 
     def __init__(
         self,
         rows: Sequence[Sequence[str]],
-        stage_of: Mapping[Any, int],
+        place_of: Mapping[Any, int],
         parameters: Sequence[tf.Variable],
         slots: Sequence[tf.Variable],
     ) -> None:
         super().__init__("partitioned", [row[0] for row in rows], parameters, slots)
-        self._rows, self._stage_of = rows, stage_of
+        self._rows, self._place_of = rows, place_of
         self._handles: dict[tuple[int, int, Any], Any] = {}
         for variable in [*parameters, *slots]:
             for row in range(len(rows)):
                 self._copy(row, variable)
 
     def _device(self, row: int, variable: tf.Variable) -> str:
-        return self._rows[row][self._stage_of.get(variable.ref(), 0)]
+        return self._rows[row][self._place_of.get(variable.ref(), 0)]
 
     def _copy(self, row: int, variable: tf.Variable) -> tf.Variable:
         copies = self._copies[row]
+        if home_of(variable) is not None:
+            return variable  # it is where it belongs
         if variable.ref() not in copies:
             copies[variable.ref()] = copy_of(variable, self._device(row, variable))
         return copies[variable.ref()]
@@ -72,4 +85,5 @@ class Stagewise(Residence):
 
     def leave(self) -> None:
         for variable in [*self.parameters, *self.slots]:
-            variable.assign(self._copies[0][variable.ref()])
+            if variable.ref() in self._copies[0]:
+                variable.assign(self._copies[0][variable.ref()])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from colonnade.describe.timeline import Timeline, label
+from colonnade.describe.timeline import Timeline, in_order, label
 from colonnade.errors import ColonnadeError
 
 _FACES = {"forward": "#7aa6d8", "backward": "#e0a458"}
@@ -25,7 +25,7 @@ def draw(timeline: Timeline, path: str | Path) -> Path:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
         raise ColonnadeError("draw() needs Matplotlib: pip install 'colonnade[bench]'") from missing
-    devices = sorted(timeline.devices)
+    devices = in_order(timeline.devices)
     figure = Figure(figsize=(9, 1.2 + 0.45 * len(devices)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
