@@ -19,6 +19,7 @@ from colonnade.run.footprint import Memory, limited, misfits
 from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
+from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.trace import Traced, Voice, trace
 from colonnade.run.update import Update, as_keras
 
@@ -59,18 +60,20 @@ class Descent:
         batch: Arguments,
         counts: Sequence[int],
         refused: Callable[[Sequence[Traced]], Iterable[Problem]] = problems,
-        memory: Callable[[Objective, int], Memory] | None = None,
+        memory: Callable[[Objective, Arguments, int], Memory] | None = None,
     ) -> None:
         """Trace the loss for these slices, and make the optimizer's variables.
 
-        `memory` estimates what each device needs, from the trace of the largest slice and the number of them.
+        `memory` estimates what each device needs, from the largest slice's trace, the slice, and how many
+        there are.
 
         Must run in eager code, before a step is built: variables are made here.
         """
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", refused(traces))
         if memory is not None and limited(self._settings.devices):
-            check("this training", misfits(memory(traces[0], len(counts))))
+            part = with_factor(with_stand_ins(batch), counts)[0]
+            check("this training", misfits(memory(traces[0], part, len(counts))))
         self.build()
 
     def build(self) -> None:

@@ -157,6 +157,7 @@ def of_replicas(
     devices: Sequence[str],
     mode: str,
     num_active: int,
+    by: str = "size",
 ) -> Memory:
     """Replicas that each run this trace on a slice like `part`, with variables where `mode` puts them.
 
@@ -168,7 +169,7 @@ def of_replicas(
     trained = {parameter.ref(): size_of(parameter) for parameter in traced.parameters}
     whole = max(1, sum(trained.values()))
     others = sum(size_of(v) for v in traced.variables if v.ref() not in trained)
-    placed = _Placed(traced.parameters, devices, mode, num_active)
+    placed = _Placed(traced.parameters, devices, mode, num_active, by)
     found = []
     for device in dict.fromkeys([*devices, *placed.held]):
         share = placed.held[device] / whole
@@ -188,12 +189,12 @@ class _Placed:
     """The bytes of parameters, and of those whose gradient comes up there, on each device."""
 
     def __init__(
-        self, parameters: Sequence[tf.Variable], devices: Sequence[str], mode: str, num_active: int
+        self, parameters: Sequence[tf.Variable], devices: Sequence[str], mode: str, num_active: int, by: str
     ) -> None:
         self.held: Counter[str] = Counter()
         self.differentiated: Counter[str] = Counter()
         sizes = [size_of(parameter) for parameter in parameters]
-        owners = dealt(sizes, len(devices)) if mode == "partitioned" else [0] * len(sizes)
+        owners = dealt(sizes, len(devices), by) if mode == "partitioned" else [0] * len(sizes)
         for parameter, size, owner in zip(parameters, sizes, owners, strict=True):
             home = home_of(parameter)
             first = devices[owner] if home is None or mode == "partitioned" else home

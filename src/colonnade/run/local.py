@@ -77,8 +77,8 @@ class Local:
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
-    def _memory(self, traced: Objective, num_active: int) -> Memory:
-        return of_replicas(traced, self.optimizer, self.devices, "mirrored", num_active)
+    def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
+        return of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
 
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         total = batch.size("the batch")

@@ -122,7 +122,8 @@ class Lockstep:
         counts = self._counts(batch)
         largest = self._objective(specs(batch, counts)[0], 0, len(counts))
         part = with_factor(with_stand_ins(batch), counts)[0]
-        return of_replicas(largest, self.optimizer, part, self.devices, self._settings.mode, len(counts))
+        mode, by = self._settings.mode, self._settings.dealt
+        return of_replicas(largest, self.optimizer, part, self.devices, mode, len(counts), by)
 
     def _bind(self) -> None:
         assert self.residence is not None

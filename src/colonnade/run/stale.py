@@ -132,9 +132,9 @@ class Stale:
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
-    def _memory(self, traced: Objective, num_active: int) -> Memory:
+    def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
-        found = of_replicas(traced, self.optimizer, self.devices, "mirrored", num_active)
+        found = of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
         first, *others = found.devices
         first = replace(first, parameters=2 * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
