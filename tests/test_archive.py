@@ -33,7 +33,7 @@ def test_two_hundred_flips_and_truncations_are_found(tmp_path):
 
 
 def test_other_damage_is_found_too(tmp_path):
-    assert min(corrupt(tmp_path, 60, seed=6, kinds=KINDS[2:]).values()) > 3
+    assert min(corrupt(tmp_path, 100, seed=6, kinds=KINDS[2:]).values()) > 0
 
 
 def test_a_manifest_survives_json():

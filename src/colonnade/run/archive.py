@@ -42,7 +42,8 @@ class Saved:
         if self.path.is_symlink() or not self.path.is_dir():
             return 0
         try:
-            return sum(file.stat(follow_symlinks=False).st_size for file in os.scandir(self.path))
+            with os.scandir(self.path) as files:
+                return sum(file.stat(follow_symlinks=False).st_size for file in files)
         except FileNotFoundError:  # its training has just removed it
             return 0
 

@@ -112,6 +112,9 @@ def examine(folder: Path, *, thorough: bool) -> Manifest:
     if _read(folder / SEAL) != seal(text):
         raise Flaw(f"{MANIFEST} does not have the checksum in {SEAL}")
     manifest = Manifest.from_json(text)
+    for name in manifest.files:
+        if not PLAIN.fullmatch(name):
+            raise Flaw(f"{MANIFEST} names {name!r}, which is not a plain file name")
     with _judged(folder.name):
         there = set(os.listdir(folder)) - {MANIFEST, SEAL}
     for name in sorted(there - manifest.files.keys()):
@@ -125,8 +128,6 @@ def examine(folder: Path, *, thorough: bool) -> Manifest:
 
 
 def _check(folder: Path, name: str, file: File, *, thorough: bool) -> None:
-    if not PLAIN.fullmatch(name):
-        raise Flaw(f"{MANIFEST} names {name!r}, which is not a plain file name")
     descriptor = _open(folder / name)
     with open(descriptor, "rb") as opened:
         size = os.fstat(descriptor).st_size
