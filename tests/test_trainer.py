@@ -556,11 +556,17 @@ def test_a_dynamic_loss_scale_moves_with_the_training(options):
         optimizer.build([w])
         for _ in range(6):
             with tf.GradientTape() as tape:
-                loss = optimizer.scale_loss(tf.reduce_mean(tf.reduce_sum((x - w) ** 2, 1)))
-            optimizer.apply([tape.gradient(loss, w)], [w])
+                loss = tf.reduce_mean(tf.reduce_sum((x - w) ** 2, 1)) + tf.reduce_sum(w**2) / 8
+                scaled = optimizer.scale_loss(loss)
+            optimizer.apply([tape.gradient(scaled, w)], [w])
 
     def together(w, optimizer):
-        trainer = cn.Trainer(lambda x: tf.reduce_sum((x - w) ** 2, 1), optimizer, **{"devices": 2, **options})
+        trainer = cn.Trainer(
+            lambda x: tf.reduce_sum((x - w) ** 2, 1),
+            optimizer,
+            penalty=lambda: tf.reduce_sum(w**2) / 8,
+            **{"devices": 2, **options},
+        )
         trainer.train_on_batch(x)
         trainer.fit([x] * 5, progress=False)
 

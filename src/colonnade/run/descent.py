@@ -20,7 +20,7 @@ from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
 from colonnade.run.stand_in import with_stand_ins
-from colonnade.run.trace import Traced, Voice, trace
+from colonnade.run.trace import Traced, Voice, trace, unconverted
 from colonnade.run.update import Update, as_keras
 
 # Begins the message of the assertion that guards an update.
@@ -45,6 +45,7 @@ class Descent:
         ] = {}  # traced before the optimizer had its variables
         self._updates: dict[Hashable, Update] = {}
         self._penalty_trace: Any = None
+        self._scale_trace: Any = None  # what a loss is multiplied by, where that is a variable
         self._penalized: list[str] = []  # what the health of the penalty is of: itself, and variables
         self.parameters: list[tf.Variable] = []
         self.slots: list[tf.Variable] = []
@@ -92,6 +93,8 @@ class Descent:
         if not self.optimizer.built:
             self.optimizer.build(as_keras(parameters))
             self._trace_scaled()
+        scale = trace(unconverted(lambda: self.optimizer.scale_loss(tf.constant(1.0))))
+        self._scale_trace = scale if scale.captures else None
         self.parameters = parameters
         self.slots = [getattr(v, "value", v) for v in self.optimizer.variables]
 
@@ -167,13 +170,21 @@ class Descent:
             return gradients, loss, tf.zeros([0])
         value, *extra = self._penalty_trace.on(device, [], bindings(self._penalty_trace.captures))
         # A penalty is part of what the optimizer unscales, like the loss.
-        scaled = scaled or self.optimizer.scale_loss
+        scaled = scaled or self._scaled(device, bindings)
         added = [
             _plus(g, scaled(e) if e is not None else None) for g, e in zip(gradients, extra, strict=True)
         ]
         # Before it is scaled: what overflows then is for loss scaling to find.
         health = stacked([vital(part) for part in (value, *extra)])
         return added, loss + tf.cast(value, loss.dtype), health
+
+    def _scaled(self, device: str, bindings: Callable[[Any], Mapping[Any, Any]]) -> Callable[[Any], Any]:
+        """Multiplies as the optimizer scales a loss, by the scale that is bound on `device`."""
+        if self._scale_trace is None:
+            scale_loss: Callable[[Any], Any] = self.optimizer.scale_loss
+            return scale_loss
+        (factor,) = self._scale_trace.on(device, [], bindings(self._scale_trace.captures))
+        return lambda gradient: divided(gradient, 1 / factor)
 
     @property
     def penalty(self) -> Traced | None:

@@ -23,6 +23,7 @@ from colonnade.run.split import Arguments, sizes
 from colonnade.run.state import Item, State, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
 from colonnade.run.trace import Traced, trace, unconverted
+from colonnade.run.update import as_keras
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ class Stale:
             present = [i for i, spec in enumerate(specs) if spec is not None]
             packed = [specs[i] for i in present]
             optimizer, parameters = self._descent.optimizer, self.parameters
+            targets = as_keras(parameters)
             scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
 
             def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
@@ -259,7 +261,7 @@ class Stale:
                     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
                 before = [p.read_value() for p in parameters] if self._damping else []
                 with paced(optimizer, step):
-                    optimizer.apply(gradients, [parameters[i] for i in present])
+                    optimizer.apply(gradients, [targets[i] for i in present])
                 for parameter, old in zip(parameters, before, strict=self._damping):
                     moved = parameter.read_value() - old
                     parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
