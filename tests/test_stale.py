@@ -361,6 +361,17 @@ def test_no_thread_tunes_the_data(monkeypatch):
     assert seen == [False]
 
 
+def test_twenty_skipped_steps_in_a_row_end_a_fit_wherever_its_log_lines_are():
+    w = tf.Variable([1.0])
+    trainer = cn.Trainer(
+        lambda x: x * w[0], keras.optimizers.SGD(0.1), devices=2, sync=cn.Asynchronous(), on_nan="skip"
+    )
+    bad, good = np.full(2, np.nan, "float32"), np.ones(2, "float32")
+    trainer.fit([good, *[bad] * 19, good], log_every=100, progress=False)
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        trainer.fit([good, *[bad] * 25, good], log_every=100, progress=False)
+
+
 def test_a_dataset_of_unknown_rank_is_refused():
     _, trainer = linear(cn.Asynchronous())
     data = tf.data.Dataset.range(2).map(lambda i: tf.numpy_function(np.ones, [i], tf.float64))

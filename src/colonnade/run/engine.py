@@ -66,8 +66,7 @@ class Chunk:
     skipped: int
     updates: int
     ages: dict[int, int] = field(default_factory=dict)  # how many gradients of each age were applied
-    # Steps in a row without an update, up to the end of it; None if only `updates` tells.
-    idle: int | None = None
+    idle: int = 0  # steps in a row without an update: up to the end, or up to the first time it was too many
 
 
 # With on_nan="skip", this many steps in a row without an update end the training.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.trace import unconverted
 
 
@@ -24,6 +24,7 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         if batch_size is not None:
             rule = "is for arrays; a dataset has its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Use dataset.batch(...)")])
+        check(where, _rankless(data.element_spec))
         return data.map(unconverted(as_arguments))
     if is_generator(data):
         if batch_size is not None:
@@ -34,6 +35,13 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def _rankless(spec: Any) -> Iterator[Problem]:
+    for leaf in tf.nest.flatten(spec):
+        if leaf.shape.rank is None:
+            rule, fix = "has batches of unknown rank", "Map tf.ensure_shape(x, [None, ...]) over it"
+            yield Problem("data", str(leaf), rule, fix)
 
 
 def is_generator(data: Any) -> bool:

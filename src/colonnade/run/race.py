@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from colonnade.run.batches import Batches
 from colonnade.run.crew import InOrder, Shared, Threads
-from colonnade.run.engine import Chunk, Outcome, Then
+from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.source import Cutter
 from colonnade.run.split import Arguments
 from colonnade.run.tally import Finished, Piece, Sliced, Tally
@@ -192,6 +192,10 @@ class Run:
     def _chunk(self, tallies: Sequence[Tally], seconds: float) -> Chunk | None:
         if not tallies:
             return None
+        idle = self._race.idle
+        for tally in tallies:
+            if idle < MOST_SKIPPED:
+                idle = 0 if tally.updates else idle + 1
         return Chunk(
             seconds=seconds,
             steps=len(tallies),
@@ -201,5 +205,6 @@ class Run:
             replicas=list(self._latest),
             skipped=sum(tally.skipped for tally in tallies),
             updates=sum(tally.updates for tally in tallies),
+            idle=idle,
             ages=dict(sum((tally.ages for tally in tallies), Counter())),
         )

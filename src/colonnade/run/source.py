@@ -23,7 +23,6 @@ class Cutter:
     def __init__(
         self, spec: Any, names: Sequence[str], keywords: dict[str, Any], devices: Sequence[str]
     ) -> None:
-        check("fit()", _rankless(spec))
         self._arguments = Arguments(spec, keywords, names)
         check("fit()", _composites(self._arguments))
         self._names, self._keywords, self._devices = names, keywords, devices
@@ -82,13 +81,6 @@ def _composites(arguments: Arguments) -> Iterator[Problem]:
             rule = "is ragged or sparse, which an asynchronous fit cannot cut"
             kind = type(leaf.value).__name__.removesuffix("Spec")
             yield Problem(leaf.path, kind, rule, "Pad it, or train in lockstep: cn.Synchronous()")
-
-
-def _rankless(spec: Any) -> Iterator[Problem]:
-    for leaf in tf.nest.flatten(spec):
-        if leaf.shape.rank is None:
-            rule, fix = "has batches of unknown rank", "Map tf.ensure_shape(x, [None, ...]) over it"
-            yield Problem("data", str(leaf), rule, fix)
 
 
 def _nothing(spec: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:

@@ -263,8 +263,7 @@ class Trainer:
             per_step = chunk.seconds / chunk.steps
             record = self._count(chunk, history)
             done = self.step - begin
-            alone = 0 if chunk.updates else self._loop.idle + chunk.steps
-            self._idle(alone if chunk.idle is None else chunk.idle)
+            self._idle(chunk.idle)
             logged = done % log_every == 0
             shown.advance(record, chunk, logged=logged)
             if logged:
