@@ -4,7 +4,6 @@ Engines differ in which variables a replica has and in when updates are made. Wh
 is here: traces for slices of every size, sums over slices, and the guard against what is not finite.
 """
 
-import gc
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.engine import Settings
 from colonnade.run.footprint import Memory, limited, misfits
+from colonnade.run.living import around
 from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
@@ -286,12 +286,9 @@ class Descent:
 def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
     """Without the variables of Keras layers that were set to `trainable = False`.
 
-    A tf.Variable does not know of that; only the Keras variable around it does, and nothing leads
-    from the one to the other, so all Keras variables of the process are looked at.
+    A tf.Variable does not know of that; only the Keras variable around it does.
     """
-    known = [v for v in gc.get_objects() if issubclass(type(v), keras.Variable)]
-    frozen = {v.value.ref() for v in known if not v.trainable}
-    return [variable for variable in used if variable.ref() not in frozen]
+    return [variable for variable in used if (known := around(variable)) is None or known.trainable]
 
 
 def split_by_width(traced: Traced) -> Iterator[Problem]:

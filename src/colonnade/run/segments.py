@@ -9,7 +9,6 @@ segment k, so a step goes
 Each segment is a function that is made once and called on every device, as an uncut trace is.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
@@ -23,6 +22,7 @@ from colonnade.errors import Problem
 from colonnade.run.cutting import Cutting, node_of, tensor_of
 from colonnade.run.exchange import MARK
 from colonnade.run.graph import READS
+from colonnade.run.living import layer_of
 from colonnade.run.reduce import Order, reduce, spread
 from colonnade.run.trace import Traced, scope
 
@@ -205,19 +205,23 @@ def _marks_of_called(traced: Traced) -> Iterator[str]:
 
 def _remembering(traced: Traced) -> Iterator[Problem]:
     """Recurrent layers that carry a state for each row from batch to batch."""
-    written = {variable.ref() for variable in traced.written}
-    for layer in gc.get_objects() if written else []:
-        if not issubclass(type(layer), keras.layers.RNN) or not layer.stateful:
-            continue
-        if not written.isdisjoint(state.value.ref() for state in tf.nest.flatten(layer.states or [])):
+    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    for layer in layers.values():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
             rule = "has stateful=True: it keeps a state for each row, which several devices would mix up"
             yield Problem("layer", layer.name, rule, "Leave stateful=True out, or use one device")
 
 
 def _still_local(traced: Traced) -> Iterator[str]:
     """Synchronised layers whose statistics depend on the slice other than through a sum."""
-    written = {c.variable.ref() for c in traced.captures if c.variable is not None and c.written}
-    if not written:
+    written = [c.variable for c in traced.captures if c.variable is not None and c.written]
+    owners = [(variable, layer_of(variable)) for variable in written]
+    means = [
+        (variable, layer)
+        for variable, layer in owners
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+    ]
+    if not means:
         return
     inputs = traced.concrete.inputs
     offset = len(inputs) - len(traced.captures)
@@ -227,12 +231,10 @@ def _still_local(traced: Traced) -> Iterator[str]:
         for c, t in zip(traced.captures, inputs[offset:], strict=True)
         if c.variable is not None
     }
-    for layer in gc.get_objects():
-        if issubclass(type(layer), keras.layers.BatchNormalization) and layer.synchronized and layer.built:
-            ref = layer.moving_mean.value.ref()
-            writers = handles[ref].consumers() if ref in written else []
-            if any(op.type not in READS and op.name in local for op in writers):
-                yield layer.name
+    for variable, layer in means:
+        writers = handles[variable.ref()].consumers()
+        if any(op.type not in READS and op.name in local for op in writers):
+            yield layer.name
 
 
 def _reached(sources: set[str], traced: Traced) -> set[str]:

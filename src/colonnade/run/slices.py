@@ -57,7 +57,9 @@ def mark_slots(parameters: Iterable[tf.Variable], slots: Iterable[tf.Variable]) 
     """
     owners: dict[str, list[tf.Variable]] = {}
     for parameter in parameters:
-        owners.setdefault(f"{re.sub('[/:]', '_', parameter.name)}_", []).append(parameter)
+        # The path of a Keras variable, or the name of another, which ends with `:0`.
+        for name in (parameter.name.partition(":")[0], parameter.name):
+            owners.setdefault(f"{re.sub('[/:]', '_', name)}_", []).append(parameter)
     names = sorted(owners, key=len, reverse=True)
     counts: dict[str, int] = {}
     for slot in slots:

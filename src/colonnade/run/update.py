@@ -5,15 +5,14 @@ part. So the whole update is one function. Called with other handles it updates 
 parameter has an owner, the ops that work for it are put on the owner's device.
 """
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.graph import ancestors, captures
+from colonnade.run.living import around
 from colonnade.run.residence import dealt
 
 
@@ -136,12 +135,8 @@ class Update:
 
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
-    """Each with the Keras variable around it, if there is one: that knows its constraint and its path.
-
-    Nothing leads from the one to the other, so all Keras variables of the process are looked at.
-    """
-    known = {v.value.ref(): v for v in gc.get_objects() if issubclass(type(v), keras.Variable)}
-    return [known.get(variable.ref(), variable) for variable in variables]
+    """Each with the Keras variable around it, if there is one: that knows its constraint and its path."""
+    return [variable if (known := around(variable)) is None else known for variable in variables]
 
 
 def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:

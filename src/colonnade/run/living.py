@@ -1,0 +1,79 @@
+"""What Keras knows of a variable: the Keras variable around it, and the layer whose state it is.
+
+Nothing leads from a `tf.Variable` to either of them, so the objects of the process are looked at; once for
+each variable, because that takes some tens of milliseconds.
+"""
+
+import gc
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+from weakref import ref
+
+import keras
+import tensorflow as tf
+
+LAYERS = (keras.layers.BatchNormalization, keras.layers.RNN)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Weak references: a variable is not to live longer because it was looked at."""
+
+    variable: Any
+    around: Any = None
+    layer: Any = None
+
+
+_KNOWN: dict[int, _Known] = {}  # by the id of the variable, which another one may have later
+
+
+def around(variable: tf.Variable) -> Any:
+    """The Keras variable around it, or None."""
+    found = _known(variable).around
+    return None if found is None else found()
+
+
+def layer_of(variable: tf.Variable) -> Any:
+    """The batch normalisation whose moving mean it is, or the recurrent layer whose state; or None."""
+    found = _known(variable).layer
+    return None if found is None else found()
+
+
+def _known(variable: tf.Variable) -> _Known:
+    known = _KNOWN.get(id(variable))
+    if known is None or known.variable() is not variable:
+        _look()
+        known = _KNOWN.get(id(variable))
+    if known is None or known.variable() is not variable:
+        known = _KNOWN[id(variable)] = _Known(ref(variable))
+    return known
+
+
+def _look() -> None:
+    kinds = _kinds(keras.Variable, *LAYERS)
+    objects = gc.get_objects()
+    # Without a line of Python for each of some hundred thousand objects.
+    alive = list(compress(objects, map(kinds.__contains__, map(type, objects))))
+    layers = {id(v): layer for layer in alive if isinstance(layer, LAYERS) for v in _states(layer)}
+    for number in [number for number, known in _KNOWN.items() if known.variable() is None]:
+        del _KNOWN[number]
+    for one in alive:
+        if isinstance(one, keras.Variable):
+            variable = one.value
+            layer = layers.get(id(variable))
+            _KNOWN[id(variable)] = _Known(ref(variable), ref(one), None if layer is None else ref(layer))
+
+
+def _states(layer: Any) -> list[Any]:
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return [layer.moving_mean.value] if layer.built else []
+    return [state.value for state in tf.nest.flatten(layer.states or []) if isinstance(state, keras.Variable)]
+
+
+def _kinds(*classes: type) -> set[type]:
+    """The classes and all that inherit from them."""
+    found = set(classes)
+    for above in classes:
+        found |= _kinds(*above.__subclasses__())
+    return found
