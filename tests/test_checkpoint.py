@@ -575,37 +575,23 @@ def test_a_limit_on_the_size_of_files_is_named_like_a_full_disk(tmp_path):
     assert said.strip() == "2 ['.lock']"
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """What happened to trainings in processes of their own, which were killed and told to end."""
-    folder = tmp_path_factory.mktemp("killed")
-    done = run([sys.executable, str(ROOT / "tests" / "killed.py"), str(folder), "test"], timeout=500)
+def test_kills_signals_and_a_second_launch(tmp_path):
+    """In processes of their own; a fixture for three tests would be made by each worker."""
+    done = run([sys.executable, str(ROOT / "tests" / "killed.py"), str(tmp_path), "test"], timeout=500)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.xdist_group("killed")
-def test_ten_kills_four_of_them_inside_a_save(killed):
-    total = killed["random"]
-    assert total["kills"] >= 10
-    assert total["inside a save"] >= 4
-    assert total["equal"] == total["trainings"] >= 1
-
-
-@pytest.mark.xdist_group("killed")
-def test_signals_save_and_ask_to_be_started_again(killed):
-    for told in killed["signals"].values():
+    happened = json.loads(done.stdout)
+    kills = happened["random"]
+    assert kills["kills"] >= 10
+    assert kills["inside a save"] >= 4
+    assert kills["equal"] == kills["trainings"] >= 1
+    for told in happened["signals"].values():
         assert told["code"] == 75
         assert told["seconds"] < 30
         assert told["equal"]
         assert f"step {told['saved']} is saved in" in told["says"]
         assert "To go on, run the same again:" in told["says"]
         assert told["says"].rstrip().endswith(" test")
-
-
-@pytest.mark.xdist_group("killed")
-def test_a_second_launch_is_refused(killed):
-    assert killed["launches"] == {"refused": 1, "went on": 1}
+    assert happened["launches"] == {"refused": 1, "went on": 1}
 
 
 def test_no_pickle_anywhere():
