@@ -21,6 +21,7 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 soak: $(VENV)/.dev
+	@$(BIN)/pytest -m long --timeout 1800 tests
 	@$(BIN)/pytest -n 0 --timeout 3600 tests/soak
 
 bench: $(VENV)/.dev

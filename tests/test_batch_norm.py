@@ -125,14 +125,20 @@ def one_device():
 # 13 rows give slices of two sizes, and so two traces.
 @pytest.mark.parametrize("rows", [13])
 @pytest.mark.parametrize("variables", MODES)
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 4))])
 def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     found = trained(stacked, devices, variables=variables, rows=rows)
     assert_same(found, one_device(stacked, rows))
 
 
 @pytest.mark.parametrize("layers", [convolutional, twice])
-@pytest.mark.parametrize(("devices", "variables"), [(2, "mirrored"), (3, "shared"), (4, "partitioned")])
+@pytest.mark.parametrize(
+    ("devices", "variables"),
+    [
+        (3, "shared"),
+        *(pytest.param(*p, marks=pytest.mark.long) for p in ((2, "mirrored"), (4, "partitioned"))),
+    ],
+)
 def test_other_models_equal_one_device(layers, devices, variables, one_device):
     assert_same(trained(layers, devices, variables=variables, rows=13), one_device(layers, 13))
 

@@ -76,7 +76,9 @@ def noisy(variables, steps, folder=None):
     return history, everything(trainer)
 
 
-@pytest.mark.parametrize("variables", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize(
+    "variables", ["shared", "partitioned", pytest.param("mirrored", marks=pytest.mark.long)]
+)
 def test_a4_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
     whole, wanted = noisy(variables, 30)
     noisy(variables, 10, tmp_path)  # 10 is between two rounds of the shuffle, for the next batch is the last
@@ -556,6 +558,7 @@ def test_a_full_disk(tmp_path):
     assert (on, resumed) == ("True", "True True")
 
 
+@pytest.mark.long
 def test_a_limit_on_the_size_of_files_is_named_like_a_full_disk(tmp_path):
     said = fresh(
         f"""

@@ -104,7 +104,7 @@ def reference(name):
     return _references[name]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 4))])
 @pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_one_device(name, home, devices):

@@ -42,6 +42,7 @@ def test_02_basics():
     assert re.search(r"AddV2 +│ CPU:0 +│ CPU:0", after)
 
 
+@pytest.mark.long
 def test_04_cifar_towers():
     before, after = output("04_cifar_towers", "before"), output("04_cifar_towers", "after")
     pattern = r"step (\d+): loss ([\d.]+)"
@@ -56,6 +57,7 @@ def test_04_cifar_towers():
     assert last(after, accuracy) > [0.8]
 
 
+@pytest.mark.long
 def test_04_cifar_towers_with_files(tmp_path):
     for seed, name in enumerate(["test_batch", *(f"data_batch_{i}" for i in range(1, 6))]):
         rng = np.random.default_rng(seed)
@@ -88,6 +90,7 @@ def test_09_sync_or_async():
     assert output("09_sync_or_async", "after") == "the weight moved by 6\n"
 
 
+@pytest.mark.long
 def test_10_conv_and_width():
     before, after = (output("10_conv_and_width", name, "--steps", "60") for name in ("before", "after"))
     losses = [np.array(re.findall(r"step \d+: loss ([\d.]+)", text), float) for text in (before, after)]

@@ -46,7 +46,9 @@ print(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 )
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(n, marks=pytest.mark.long) for n in ("conv", "lstm"))]
+)
 def test_within_a_fifth_of_what_the_allocator_measures(name):
     """Both are in processes of their own, with as many threads as TensorFlow takes by itself."""
     space: dict = {"cn": cn}
@@ -139,6 +141,7 @@ except cn.InvalidArgument as error:
 """
 
 
+@pytest.mark.long
 def test_d2_refused_on_one_device_and_trained_on_four():
     done = run([sys.executable, "-c", TOO_LARGE])
     assert done.returncode == 0, done.stderr
@@ -229,6 +232,7 @@ print("trained:", losses[1] < losses[0])
 """
 
 
+@pytest.mark.long
 def test_d2_by_width():
     done = run([sys.executable, "-c", TOO_WIDE])
     assert done.returncode == 0, done.stderr
