@@ -1,6 +1,6 @@
 """Is asynchronous training as fast as synchronous, and what do the other modes save?
 
-python benchmarks/modes/main.py                     about ten minutes on two cores
+python benchmarks/modes/main.py                     about twenty minutes on two cores
 python benchmarks/modes/main.py --tasks weight      this contest only
 python benchmarks/modes/main.py --quick             a smoke test: one short round
 """
