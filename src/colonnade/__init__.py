@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
+    from colonnade.run.asynchronous import Asynchronous
     from colonnade.run.checkpoint import Checkpoint
     from colonnade.run.fit import fit
     from colonnade.run.history import History, Record
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from colonnade.run.periodic import DiLoCo, Elastic, LocalSGD
     from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
-    from colonnade.run.stale import Asynchronous
     from colonnade.run.trainer import Trainer
     from colonnade.run.verify import Report, verify
     from colonnade.show.timeline import draw
@@ -86,7 +86,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Asynchronous": "run.stale",
+    "Asynchronous": "run.asynchronous",
     "Checkpoint": "run.checkpoint",
     "DiLoCo": "run.periodic",
     "Elastic": "run.periodic",

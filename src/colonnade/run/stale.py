@@ -2,16 +2,16 @@
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
 from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs, split_by_width
-from colonnade.run.engine import Settings, Then, whole
+from colonnade.run.engine import Settings, Then
 from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.graph import Capture
 from colonnade.run.objective import Objective, Share
@@ -26,47 +26,6 @@ from colonnade.run.trace import Traced, trace, unconverted
 from colonnade.run.update import as_keras
 
 
-@dataclass(frozen=True)
-class Asynchronous:
-    """Each slice's gradient is applied as soon as it is ready; devices do not wait for each other.
-
-    Args:
-        max_staleness: the largest number of updates between the reading of the parameters and the update
-            that comes of it. A device waits before it reads, so no gradient is computed in vain; at most
-            `max_staleness + 1` devices work at the same time.
-        damping: whether to divide a step by 1 + the age of its gradient.
-        order: a fixed order of reads and updates, for tests and simulations: an iterable of
-            `colonnade.reason.staleness.Event`, such as `race` there gives. One thread makes them one by one.
-
-    Example:
-        >>> import colonnade as cn
-        >>> sync = cn.Asynchronous(max_staleness=4)
-    """
-
-    max_staleness: int | None = None
-    damping: bool = False
-    order: Iterable[Event] | None = None
-    homes: ClassVar[tuple[str, ...]] = ("shared",)
-
-    def __post_init__(self) -> None:
-        amiss = [] if self.max_staleness is None else [*whole("max_staleness", self.max_staleness, 0)]
-        if not isinstance(self.damping, bool):
-            amiss.append(Problem("damping", self.damping, "must be True or False", "Leave it out"))
-        if self.order is not None and not isinstance(self.order, Iterable):
-            rule = "must be an iterable of reads and updates"
-            amiss.append(Problem("order", self.order, rule, "Leave it out to let the devices race"))
-        check("Asynchronous()", amiss)
-
-    def problems(self, num_devices: int) -> Iterator[Problem]:
-        yield from ()
-
-    def engine(self, settings: Settings) -> "Stale":
-        if self.damping and _averages_weights(settings.optimizer):
-            rule = "does not go with an optimizer that has use_ema=True: its average follows undamped weights"
-            raise InvalidArgument("Asynchronous()", [Problem("damping", True, rule, "Leave one of them out")])
-        return Stale(settings, self)
-
-
 class Stale:
     """The parameters, which all devices share, and the calls with which they are read and updated.
 
@@ -74,14 +33,16 @@ class Stale:
     what is read is never half of an update, and no update is lost.
     """
 
-    def __init__(self, settings: Settings, sync: Asynchronous) -> None:
-        self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, sync.max_staleness
-        self.order = None if sync.order is None else iter(sync.order)
+    def __init__(
+        self, settings: Settings, max_staleness: int | None, damping: bool, order: Iterable[Event] | None
+    ) -> None:
+        self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, max_staleness
+        self.order = None if order is None else iter(order)
         # Held by whoever reads or updates the parameters; devices that must not read yet wait for it.
         self.turn = threading.Condition(threading.Lock())
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
-        self._damping = sync.damping
+        self._damping = damping
         self._descent = Descent(settings)
         self._residence: Residence | None = None
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
@@ -417,9 +378,3 @@ class Stale:
         dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
         sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
         return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
-
-
-def _averages_weights(optimizer: Any) -> bool:
-    """Whether the optimizer, or the one inside it, keeps an average of the weights."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _averages_weights(inner))

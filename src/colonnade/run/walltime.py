@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.hardware.devices import setup
+from colonnade.run.asynchronous import Asynchronous
 from colonnade.run.engine import Sync
 from colonnade.run.lockstep import Synchronous
 from colonnade.run.periodic import DiLoCo, Elastic, LocalSGD
-from colonnade.run.stale import Asynchronous
 from colonnade.run.trainer import Trainer
 
 PIXELS, HIDDEN, CLASSES, BATCH = 64, 1024, 10, 768
