@@ -46,7 +46,7 @@ def test_07_sparse_autoencoder():
     assert list(held) == [1, 2, 4, 8] == [len(row) for row in held.values()]
     (whole,) = held[1]
     for parts in held.values():
-        # The gradients are what an allocator gave out, which rounds.
+        # The sums differ by 1.2%; why is not known yet. Gradients as the allocator gives them out may be it.
         assert sum(parts) == pytest.approx(whole, rel=0.03)
         assert max(parts) - min(parts) < 0.005 * whole
 
