@@ -88,7 +88,7 @@ def test_variables_count_where_they_live(variables, held, monkeypatch):
     dense = [keras.layers.Dense(64, use_bias=False) for _ in range(2)]
     net = keras.Sequential([keras.Input([64]), *dense])
     size = 4 * net.count_params()
-    seen = Seen((Bytes(0, 3 * size, size),), slots=2 * size, update=4 * size)
+    seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
     monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
     estimate = cn.memory(net, tf.ones([8, 64]), devices=2, variables=variables)
     assert [d.parameters / size for d in estimate.devices] == pytest.approx(held)
@@ -164,7 +164,8 @@ def test_parts_of_width_layers_count_where_they_live(monkeypatch):
     wide = cn.width.Dense(64, gather=False, devices=[2, 3], use_bias=False)
     net = keras.Sequential([keras.Input([32]), keras.layers.Dense(32, use_bias=False), wide])
     size, part = 4 * 32 * 32, 4 * 32 * 32  # of the first layer, and of each part of the second
-    seen = Seen((Bytes(0, 9 * size, 3 * size),), slots=6 * size, update=0)
+    made_on = {"": 4, "/device:CPU:2": 1, "/device:CPU:3": 3}
+    seen = Seen((Bytes(0, 11 * size, 3 * size),), 3 * size, 6 * size, made_on=made_on)
     monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
     batch = tf.ones([8, 32])
 
@@ -176,7 +177,25 @@ def test_parts_of_width_layers_count_where_they_live(monkeypatch):
     assert [d.parameters for d in one.devices] == [size, part, part]
     assert [d.slots for d in one.devices] == [2 * size, 2 * part, 2 * part]
     assert [d.gradients for d in one.devices] == [size, part, part]
-    assert one.devices[0].activations == 6 * size
+    assert [d.activations for d in one.devices] == [4 * size, size, 3 * size]
+
+    mean = cn.width.Dense(1, split="rows", devices=[2, 3], use_bias=False)
+    deep = keras.Sequential([net, mean])
+    dealt = cn.memory(lambda x: tf.reduce_mean(deep(x), axis=1), batch, devices=2, variables="partitioned")
+    held = {d.device[-5:]: d.parameters for d in dealt.devices}
+    assert held == {"CPU:0": size, "CPU:1": 0, "CPU:2": part + 128, "CPU:3": part + 128}
+
+
+def test_what_width_layers_compute_counts_where_they_compute_it():
+    """A device holds its half of 2 MiB of activations, though the batch comes from another."""
+    wide = cn.width.Dense(512, "tanh", gather=False, devices=[2, 3], use_bias=False)
+    narrow = cn.width.Dense(1, split="rows", devices=[2, 3], use_bias=False)
+    net = keras.Sequential([keras.Input([2]), wide, narrow])
+    estimate = cn.memory(lambda x: tf.reduce_mean(net(x), axis=1), tf.ones([1024, 2]))
+    caller, *homes = [device.activations / 2**20 for device in estimate.devices]
+    assert caller < 0.5
+    assert homes == pytest.approx([homes[0]] * 2, rel=0.01)  # the first also puts the sum together
+    assert homes[0] > 1
 
 
 SPARSE = [[0, 2], [1, 5], [3, 1002]]

@@ -46,8 +46,7 @@ def test_07_sparse_autoencoder():
     assert list(held) == [1, 2, 4, 8] == [len(row) for row in held.values()]
     (whole,) = held[1]
     for parts in held.values():
-        # The sums differ by 1.2%; why is not known yet. Gradients as the allocator gives them out may be it.
-        assert sum(parts) == pytest.approx(whole, rel=0.03)
+        assert sum(parts) == pytest.approx(whole, abs=0.5)  # MiB, each rounded to a tenth
         assert max(parts) - min(parts) < 0.005 * whole
 
 

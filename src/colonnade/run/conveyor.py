@@ -13,6 +13,7 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import are_cards
 from colonnade.reason.pipeline import forward
+from colonnade.run.concrete import concrete
 from colonnade.run.descent import specs, with_factor
 from colonnade.run.engine import Settings
 from colonnade.run.evaluation import Evaluation
@@ -28,7 +29,7 @@ from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
 from colonnade.run.stand_in import with_stand_ins
-from colonnade.run.trace import Traced, Voice, unconverted
+from colonnade.run.trace import Traced, Voice
 from colonnade.run.update import Update
 
 
@@ -87,7 +88,7 @@ class Conveyor(Lockstep):
                     self._places[0] = (*self._places[0], home)
                 self._place_of[ref] = self._places[0].index(home)
         given = [self._place_of[parameter.ref()] for parameter in self.parameters]
-        self._homes = {s.ref(): 0 for s in slots} | update.owners(self._pipeline.num_stages, given)
+        self._homes = {s.ref(): 0 for s in slots} | update.owners(given)
         self.residence = Stagewise(self._places, self._place_of | self._homes, self.parameters, slots)
 
     @property
@@ -227,7 +228,6 @@ class PipelineEvaluation(Evaluation):
                 for traced in legs:
                     self._residence.bindings(row * len(stages) + stage, traced.captures)
 
-        @unconverted
         def sums(*components: Any) -> Any:
             parts = zip(arguments.with_components(components).parts(flat), traces, strict=True)
             found = []
@@ -243,7 +243,7 @@ class PipelineEvaluation(Evaluation):
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        return tf.function(sums, autograph=False).get_concrete_function(*specs)
+        return concrete(sums, *specs)
 
 
 def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:

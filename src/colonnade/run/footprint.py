@@ -17,7 +17,7 @@ from colonnade.run.legs import Legs
 from colonnade.run.objective import Objective
 from colonnade.run.parts import home_of
 from colonnade.run.rehearsal import Act, Bytes, Play, Seen, Thing, rehearse
-from colonnade.run.residence import dealt
+from colonnade.run.residence import owners_of
 from colonnade.run.split import Arguments
 from colonnade.run.stand_in import skeleton
 from colonnade.run.trace import Traced
@@ -161,11 +161,13 @@ def of_replicas(
 ) -> Memory:
     """Replicas that each run this trace on a slice like `part`, with variables where `mode` puts them.
 
-    What a layer that is split by width keeps is counted where its parts are; what it computes is counted
-    on the devices of the replicas.
+    What a layer that is split by width keeps and computes is counted where its parts are: of what is alive
+    at the peak, a device has the share that it has of all that ops put out.
     """
     seen = _rehearsed(traced, optimizer, part)
-    gradients = seen.acts[0].after
+    gradients = seen.gradients
+    alive_at_peak = seen.acts[0].peak - gradients
+    apart = {home: _made_on(seen, home) for home in homes_of([traced])}
     trained = {parameter.ref(): size_of(parameter) for parameter in traced.parameters}
     whole = max(1, sum(trained.values()))
     others = sum(size_of(v) for v in traced.variables if v.ref() not in trained)
@@ -175,14 +177,19 @@ def of_replicas(
         share = placed.held[device] / whole
         mine = round(gradients * placed.differentiated[device] / whole)
         active = device in devices[:num_active]
-        peak = max(
-            seen.acts[0].peak - gradients if active else 0, round(share * (gradients + seen.update)) - mine
-        )
+        own = (1 - sum(apart.values())) * active + apart.get(device, 0) * num_active
+        peak = max(round(own * alive_at_peak), round(share * (gradients + seen.update)) - mine)
         # What is not trained has a copy where a replica needs its own.
         beside = others if device in devices and (share or mode == "mirrored") else 0
         parameters = placed.held[device] + beside
         found.append(Footprint(device, parameters, round(share * seen.slots), mine, max(0, peak)))
     return Memory(tuple(found))
+
+
+def _made_on(seen: Seen, device: str) -> float:
+    """The share that a device has of all that ops put out."""
+    found = sum(size for name, size in seen.made_on.items() if name.endswith(device))
+    return found / max(1, sum(seen.made_on.values()))
 
 
 class _Placed:
@@ -194,17 +201,20 @@ class _Placed:
         self.held: Counter[str] = Counter()
         self.differentiated: Counter[str] = Counter()
         sizes = [size_of(parameter) for parameter in parameters]
-        owners = dealt(sizes, len(devices), by) if mode == "partitioned" else [0] * len(sizes)
-        for parameter, size, owner in zip(parameters, sizes, owners, strict=True):
-            home = home_of(parameter)
-            first = devices[owner] if home is None or mode == "partitioned" else home
+        homes = [home_of(parameter) for parameter in parameters]
+        owners = (
+            owners_of(parameters, devices, by)
+            if mode == "partitioned"
+            else [home or devices[0] for home in homes]
+        )
+        for size, home, first in zip(sizes, homes, owners, strict=True):
             copies = devices[1:] if mode == "mirrored" else ()
             self.held.update(dict.fromkeys([first, *copies], size))
             if home is not None:
                 self.differentiated[home] += num_active * size
             else:
                 self.differentiated.update(dict.fromkeys(devices[:num_active], size))
-                if owner >= num_active:  # where the sum arrives
+                if first not in devices[:num_active]:  # where the sum arrives
                     self.differentiated[first] += size
 
 

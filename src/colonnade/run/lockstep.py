@@ -14,7 +14,7 @@ from colonnade.run.footprint import Memory, homes_of, limited, misfits, of_repli
 from colonnade.run.loop import Loop
 from colonnade.run.objective import Objective, Share
 from colonnade.run.reduce import Order, bucket_for, reduce, spread, star, traffic
-from colonnade.run.residence import MODES, Residence, mean_of_first
+from colonnade.run.residence import MODES, Residence, mean_of_first, owners_of
 from colonnade.run.segments import problems, together
 from colonnade.run.shares import Even, Measured, Shares
 from colonnade.run.split import Arguments
@@ -137,8 +137,9 @@ class Lockstep:
         mode = self._settings.mode
         self.residence = Residence(mode, self.devices, self.parameters, slots)
         if mode == "partitioned":
-            self._owners = update.owners(len(self.devices), by=self._settings.dealt)
-            self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners)
+            places = owners_of(self.parameters, self.devices, self._settings.dealt)
+            self._owners = update.owners([self.every_device.index(place) for place in places])
+            self.residence.deal({slot.ref(): 0 for slot in slots} | self._owners, self.every_device)
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         return self._descent.objective(part, replica, num_replicas)
@@ -265,7 +266,7 @@ class Lockstep:
         if self._settings.mode == "shared":
             update.follow()
         if self._owners:
-            update.place(self._owners, self.devices)
+            update.place(self._owners, self.every_device)
         self._placed.add(update)  # a penalty makes sparse gradients dense, which is another update
         return update
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ from colonnade.hardware.devices import without_cards
 
 # A second run sees no more of what TensorFlow does once, at a first call.
 RUNS = 2
+
+# Ops that put out what is there already.
+PASSED_ON = ("Placeholder", "VarHandleOp", "ReadVariableOp", "Identity", "IdentityN", "Reshape")
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,10 @@ class Seen:
     """What was seen of a play, in bytes."""
 
     acts: tuple[Bytes, ...]
+    gradients: int = 0
     slots: int = 0
     update: int = 0  # at most, beyond variables, slots and gradients
+    made_on: Mapping[str, int] = field(default_factory=dict)  # what ops put out, by the device they ask for
 
 
 def rehearse(plays: Sequence[Play]) -> list[Seen]:
@@ -155,7 +161,7 @@ def _cause(stderr: str, code: int) -> str:
 
 
 def _seen(plain: Mapping[str, Any]) -> Seen:
-    return Seen(tuple(Bytes(*one) for one in plain["acts"]), plain["slots"], plain["update"])
+    return Seen(**{**plain, "acts": tuple(Bytes(*one) for one in plain["acts"])})
 
 
 class _Stage:
@@ -175,10 +181,12 @@ class _Stage:
         with np.load(self._folder / f"{number}.npz") as kept:
             known = {name: kept[f"arr_{i}"] for i, name in enumerate(play["values"])}
         functions = [self._function(number, i, act) for i, act in enumerate(play["acts"])]
-        runs, update, slots = [], 0, 0
+        runs, update, slots, gradients = [], 0, 0, 0
         for turn in range(RUNS):
             seen, values = self._acts(play, functions, things, known)
             runs.append(seen)
+            # By their sizes: the allocator also gives out more than it was asked for.
+            gradients = sum(_size(values[name]) for names in play["gradients"].values() for name in names)
             if play["optimizer"] is not None:
                 if not turn:
                     slots = self._build(play, things)
@@ -187,7 +195,8 @@ class _Stage:
             (min(b), max(p), min(a))
             for b, p, a in (zip(*turns, strict=True) for turns in zip(*runs, strict=True))
         ]
-        return {"acts": acts, "slots": slots, "update": update}
+        made_on = self._made_on(number, play)
+        return {"acts": acts, "gradients": gradients, "slots": slots, "update": update, "made_on": made_on}
 
     def _acts(
         self, play: Any, functions: Any, things: Any, known: Any
@@ -214,8 +223,29 @@ class _Stage:
             seen.append((before - origin, peak - origin, _current() - origin))
         return seen, values
 
+    def _made_on(self, number: int, play: Any) -> Counter[str]:
+        """What ops put out beside gradients, where the shapes of the inputs tell how much that is."""
+        found: Counter[str] = Counter()
+        gradients = {name for names in play["gradients"].values() for name in names}
+        for i, act in enumerate(play["acts"]):
+            with tf.Graph().as_default() as graph:
+                things = ((name, play["things"].get(known)) for name, known in act["inputs"])
+                given = {name: _placeholder(**thing) for name, thing in things if thing is not None}
+                wanted = [name for name, known in act["outputs"] if known in gradients]
+                ends = tf.graph_util.import_graph_def(
+                    self._graph(number, i), input_map=given, return_elements=wanted, name=""
+                )
+            apart = {_source(tensor).op for tensor in ends}
+            for op in graph.get_operations():
+                if op not in apart and op.type not in PASSED_ON:
+                    found[op.device] += sum(_size(tensor) for tensor in op.outputs if tensor.consumers())
+        return found
+
+    def _graph(self, number: int, position: int) -> Any:
+        return tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
+
     def _function(self, number: int, position: int, act: Any) -> Any:
-        graph = tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
+        graph = self._graph(number, position)
         nodes = {node.name: node for node in graph.node}
         given_away = {f"^{name.partition(':')[0]}" for name, _ in act["inputs"]}
         for node in graph.node:  # nothing takes the place of an input that is only waited for
@@ -245,8 +275,7 @@ class _Stage:
             self._optimizer.apply(gradients, self._parameters)
 
         self._apply = apply
-        slots = (variable.value for variable in self._optimizer.variables)
-        return sum(slot.shape.num_elements() * slot.dtype.size for slot in slots)
+        return sum(_size(variable.value) for variable in self._optimizer.variables)
 
     def _update(self, play: Any, values: dict[str, Any]) -> int:
         gradients = []
@@ -265,6 +294,24 @@ class _Stage:
 def _made(shape: Sequence[int], dtype: str, variable: bool) -> Any:
     value = tf.fill(shape, "") if dtype == "string" else tf.zeros(shape, dtype)
     return tf.Variable(value, trainable=value.dtype.is_floating) if variable else value
+
+
+def _placeholder(shape: Sequence[int], dtype: str, variable: bool) -> Any:
+    if variable:
+        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape)
+    return tf.compat.v1.placeholder(dtype, shape)
+
+
+def _source(tensor: Any) -> Any:
+    while tensor.op.type in PASSED_ON and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _size(tensor: Any) -> int:
+    """Bytes of a tensor of known shape; none for any other."""
+    known = tensor.shape.is_fully_defined() and tensor.dtype.size
+    return tensor.shape.num_elements() * tensor.dtype.size if known else 0
 
 
 def _handle(variable: tf.Variable) -> Any:

@@ -2,7 +2,8 @@
 
     shared        one copy of the parameters; every replica reads it
     mirrored      a copy on every device, all updated alike
-    partitioned   every parameter, with its optimizer state, lives on one device, dealt by size
+    partitioned   every parameter, with its optimizer state, lives on one device, dealt by size; parts of
+                  a layer that is split by width stay where the layer put them
     local         every device has parameters and optimizer state of its own (not a choice of the user's)
 
 What the function itself changes (moving averages, states of random generators) is kept once per
@@ -16,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.graph import Capture
+from colonnade.run.parts import home_of
 
 SEED_STRIDE = 1_000_003
 MODES = ("shared", "mirrored", "partitioned")
@@ -65,10 +67,10 @@ class Residence:
         """What a replica has for these variables: its copies, or the variables themselves."""
         return [self._copies[replica].get(variable.ref(), variable) for variable in variables]
 
-    def deal(self, owners: dict[Any, int]) -> None:
+    def deal(self, owners: dict[Any, int], devices: Sequence[str]) -> None:
         """Give each parameter and slot to a device (partitioned); all replicas share the owner's copy."""
         for variable in [*self.parameters, *self.slots]:
-            copy = copy_of(variable, self.devices[owners[variable.ref()]])
+            copy = copy_of(variable, devices[owners[variable.ref()]])
             for copies in self._copies:
                 copies[variable.ref()] = copy
 
@@ -238,6 +240,16 @@ def another_stream(variable: tf.Variable, replica: int) -> Any:
     place = 0 if variable.shape == [2] else variable.shape.num_elements() - 1
     offset = tf.cast(replica * SEED_STRIDE, variable.dtype)
     return tf.tensor_scatter_nd_update(state, [[place]], [state[place] + offset])
+
+
+def owners_of(parameters: Sequence[tf.Variable], devices: Sequence[str], by: str = "size") -> list[str]:
+    """The device of each parameter where they are partitioned; parts of a variable stay at home."""
+    homes = [home_of(parameter) for parameter in parameters]
+    free = [
+        p.shape.num_elements() * p.dtype.size for p, home in zip(parameters, homes, strict=True) if not home
+    ]
+    places = iter(dealt(free, len(devices), by))
+    return [home or devices[next(places)] for home in homes]
 
 
 def dealt(sizes: Sequence[int], num_devices: int, by: str = "size") -> list[int]:

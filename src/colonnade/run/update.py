@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.concrete import concrete
 from colonnade.run.graph import ancestors, captures
 from colonnade.run.living import around
-from colonnade.run.residence import dealt
 
 
 class Update:
@@ -30,7 +30,6 @@ class Update:
         packed = [specs[i] for i in present]
         trained = as_keras([parameters[i] for i in present])
 
-        @tf.autograph.experimental.do_not_convert
         def apply(*components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
             if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
@@ -59,15 +58,11 @@ class Update:
             for capture in self.captures
         ]
 
-    def owners(
-        self, num_devices: int, given: Sequence[int] | None = None, by: str = "size"
-    ) -> dict[Any, int]:
-        """The device of each variable, by its ref: parameters as given or dealt, slots with them.
+    def owners(self, places: Sequence[int]) -> dict[Any, int]:
+        """The device of each variable, by its ref: parameters as given, slots with them.
 
         What serves several parameters, such as the learning rate, is device 0's.
         """
-        weights = [p.shape.num_elements() * p.dtype.size for p in self._parameters]
-        places = dealt(weights, num_devices, by) if given is None else given
         owners = dict(zip([p.ref() for p in self._parameters], places, strict=True))
         served = self._served()
         for tensor, capture in zip(self._handles(), self.captures, strict=True):
@@ -91,7 +86,6 @@ class Update:
         inputs = [tensor.op.name for tensor in self.concrete.inputs]
         output = self.concrete.outputs[0].name
 
-        @tf.autograph.experimental.do_not_convert
         def placed(*args: Any) -> Any:
             mapped = {f"{name}:0": arg for name, arg in zip(inputs, args, strict=True)}
             return tf.graph_util.import_graph_def(graph, input_map=mapped, return_elements=[output], name="")[
@@ -100,7 +94,7 @@ class Update:
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.concrete.inputs]
         with tf.init_scope():
-            return tf.function(placed, autograph=False).get_concrete_function(*specs)
+            return concrete(placed, *specs)
 
     def follow(self) -> None:
         """Put the work for each parameter where the parameter lives, if they live on several devices."""
@@ -141,7 +135,7 @@ def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
 
 def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:
     try:
-        return tf.function(apply, autograph=False).get_concrete_function(*specs)
+        return concrete(apply, *specs)
     except ValueError as error:
         if "Unknown variable" not in str(error):
             raise
