@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/colonnade demo
 
 test: check
-	@$(BIN)/pytest --cov --cov-report=term tests
+	@$(BIN)/python -m slipcover -m pytest tests
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .

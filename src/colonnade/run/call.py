@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.concrete import concrete
 from colonnade.run.graph import captures
-from colonnade.run.trace import unconverted
 
 
 class Call:
@@ -26,7 +26,7 @@ class Call:
         device: str,
         variables: Mapping[Any, tf.Variable] | None = None,
     ) -> None:
-        self._concrete = tf.function(unconverted(fn), autograph=False).get_concrete_function(*specs)
+        self._concrete = concrete(fn, *specs)
         self._types = [output.dtype for output in self._concrete.outputs]
         self._device = device
         others = variables or {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.concrete import concrete
 from colonnade.run.graph import READS
 from colonnade.run.trace import Traced
 
@@ -79,7 +80,7 @@ class Cutting:
         known = [self.tensor(name) for name in inputs]
         specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{INPUT}_{i}") for i, t in enumerate(known)]
         with tf.init_scope():
-            function = tf.function(part, autograph=False).get_concrete_function(*specs)
+            function = concrete(part, *specs)
         return Part(function, tuple(inputs), tuple(wanted), stamped)
 
     def _extract(self, members: set[str]) -> Any:

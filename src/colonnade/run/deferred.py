@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.trace import unconverted
+from colonnade.run.concrete import unconverted
 
 
 class Deferred:

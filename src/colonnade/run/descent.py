@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.run.concrete import unconverted
 from colonnade.run.engine import Settings
 from colonnade.run.footprint import Memory, limited, misfits
 from colonnade.run.living import around
@@ -20,7 +21,7 @@ from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
 from colonnade.run.stand_in import with_stand_ins
-from colonnade.run.trace import Traced, Voice, trace, unconverted
+from colonnade.run.trace import Traced, Voice, trace
 from colonnade.run.update import Update, as_keras
 
 # Begins the message of the assertion that guards an update.

@@ -7,12 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.run.concrete import concrete
 from colonnade.run.objective import total_of
 from colonnade.run.reduce import star
 from colonnade.run.residence import Residence
 from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import Traced, tensor_leaves, unconverted
+from colonnade.run.trace import Traced, tensor_leaves
 
 
 class Score(Traced):
@@ -78,7 +79,6 @@ class Evaluation:
         check("the loss function", problems(traces))
         bindings = [self._residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
 
-        @unconverted
         def sums(*components: Any) -> Any:
             parts = arguments.with_components(components).parts(counts)
             slices = [part.components() for part in parts]
@@ -87,7 +87,7 @@ class Evaluation:
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        return tf.function(sums, autograph=False).get_concrete_function(*specs)
+        return concrete(sums, *specs)
 
     def _trace(self, part: Arguments) -> Score:
         key = part.key()

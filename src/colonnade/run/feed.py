@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.run.trace import unconverted
+from colonnade.run.concrete import unconverted
 
 
 def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:

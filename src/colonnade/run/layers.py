@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
+from colonnade.run.concrete import unconverted
 from colonnade.run.exchange import Exchange
-from colonnade.run.trace import unconverted
 
 WHERE = "Pipeline()"
 

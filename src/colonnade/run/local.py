@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.run.concrete import concrete
 from colonnade.run.descent import Descent, components, divided, divisor, split_by_width
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.footprint import Memory, of_replicas
@@ -211,8 +212,7 @@ class Local:
             return
         known = len(self._residence.states)
         if known not in self._shows:
-            show = tf.autograph.experimental.do_not_convert(self._show)
-            self._shows[known] = tf.function(show, autograph=False).get_concrete_function()
+            self._shows[known] = concrete(self._show)
         self._shows[known]()
         self.remember()
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from colonnade.run.batches import Batches, dims
+from colonnade.run.concrete import concrete
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.split import Arguments
 
@@ -48,14 +49,12 @@ class Loop:
         if key not in self._single:
             self._engine.prepare(arguments)
 
-            @tf.autograph.experimental.do_not_convert
             def step(*components: Any) -> Any:
                 batch = arguments.with_components(components)
                 return self._then(self._engine.step(batch), batch)
 
-            self._single[key] = tf.function(step, autograph=False).get_concrete_function(
-                *[tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
-            )
+            specs = [tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
+            self._single[key] = concrete(step, *specs)
         return self._single[key](*arguments.components())
 
     def stream(
@@ -148,9 +147,8 @@ class Loop:
             return done, idle, [size, *following], written.stack(), skipped, replicas, metrics
 
         specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
-        function = tf.function(tf.autograph.experimental.do_not_convert(run), autograph=False)
         count = tf.TensorSpec([], tf.int32)
-        return function.get_concrete_function(iterator, count, count, count, *specs)
+        return concrete(run, iterator, count, count, count, *specs)
 
 
 class Stream:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
+from colonnade.run.concrete import concrete
 from colonnade.run.join import check_join, join_leaf
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, Whole, is_tensor, parameter_names, sizes
@@ -99,14 +100,13 @@ class Parallel:
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         built: list[Traced] = []
 
-        @tf.autograph.experimental.do_not_convert
         def every_replica(*components: Any) -> list[Any]:
             traced, leaves = self._replicas(arguments.with_components(components))
             built.append(traced)
             return [leaf for leaf in leaves if is_tensor(leaf)]
 
-        concrete = tf.function(every_replica, autograph=False).get_concrete_function(*specs)
-        return concrete, built[-1]
+        function = concrete(every_replica, *specs)
+        return function, built[-1]
 
     def _build(self, arguments: Arguments) -> Any:
         traced, leaves = self._replicas(arguments)

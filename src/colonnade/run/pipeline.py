@@ -12,6 +12,7 @@ from colonnade.hardware.placement import short
 from colonnade.reason.pipeline import SCHEDULES, Schedule
 from colonnade.reason.placement import misfits, place, rooms_of
 from colonnade.run.balance import measured
+from colonnade.run.concrete import concrete, unconverted
 from colonnade.run.exchange import Exchange
 from colonnade.run.footprint import size_of
 from colonnade.run.join import join_leaf
@@ -20,7 +21,7 @@ from colonnade.run.parts import home_of
 from colonnade.run.passage import Stamp
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.staging import problems, refs_of, rows_of
-from colonnade.run.trace import Traced, Voice, unconverted
+from colonnade.run.trace import Traced, Voice
 
 # Micro-batches per stage, where the user does not say: the ends of a step, at which stages wait, are then
 # a fifth of it at most.
@@ -187,7 +188,6 @@ class Pipeline:
             structure: list[Any] = []
             known = arguments.resized(arguments.size("the pipeline") or 0)
 
-            @unconverted
             def forward(*components: Any) -> Any:
                 result = self._forward(known.with_components(components), training)
                 structure.append(result)
@@ -195,13 +195,13 @@ class Pipeline:
 
             specs = [tf.TensorSpec(c.shape, c.dtype) for c in known.components()]
             try:
-                concrete = tf.function(forward, autograph=False).get_concrete_function(*specs)
+                function = concrete(forward, *specs)
             except ColonnadeError as mistake:
                 # The user's own mistake, without the frames of TensorFlow's tracing around it.
                 raise mistake.with_traceback(None) from None
-            self._compiled[key] = concrete, structure[-1]
-        concrete, result = self._compiled[key]
-        return tf.nest.pack_sequence_as(result, concrete(*arguments.components()), expand_composites=True)
+            self._compiled[key] = function, structure[-1]
+        function, result = self._compiled[key]
+        return tf.nest.pack_sequence_as(result, function(*arguments.components()), expand_composites=True)
 
     def _forward(self, arguments: Arguments, training: bool | None) -> Any:
         total = arguments.size("the pipeline")

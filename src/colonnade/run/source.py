@@ -9,8 +9,8 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.run.batches import without_tuning
 from colonnade.run.call import Call
+from colonnade.run.concrete import unconverted
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import unconverted
 
 # Where steps are shorter than this, in seconds, so many batches are fetched by one call: while the
 # main thread is in Python, no device is.

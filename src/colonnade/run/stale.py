@@ -10,6 +10,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
+from colonnade.run.concrete import unconverted
 from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs, split_by_width
 from colonnade.run.engine import Settings, Then
 from colonnade.run.footprint import Memory, of_replicas
@@ -22,7 +23,7 @@ from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.state import Item, State, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
-from colonnade.run.trace import Traced, trace, unconverted
+from colonnade.run.trace import Traced, trace
 from colonnade.run.update import as_keras
 
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.placement import short
+from colonnade.run.concrete import unconverted, undisturbed
 from colonnade.run.exchange import Exchange
 from colonnade.run.graph import Capture, captures, nodes
 from colonnade.run.split import Arguments, flatten, is_tensor, pack
@@ -105,7 +106,7 @@ class Traced:
         self._exchange = Exchange(self._mistakes)
         flat = self._flat(self._exchange.around(fn), arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        with voice.speaking() if voice else nullcontext():
+        with undisturbed(), voice.speaking() if voice else nullcontext():
             function = tf.function(voice.of(flat) if voice else flat)
             try:
                 self.concrete = function.get_concrete_function(*specs)
@@ -322,11 +323,6 @@ def tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
     """The tensors in what a function returned, which is itself put into `outputs`."""
     outputs.append(result)
     return [leaf for _, leaf in flatten(result) if is_tensor(leaf)]
-
-
-def unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep AutoGraph, which is for the user's code, out of ours: it takes seconds."""
-    return tf.autograph.experimental.do_not_convert(fn)
 
 
 def _name(fn: Callable[..., Any]) -> str:
