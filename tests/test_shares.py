@@ -74,8 +74,9 @@ def test_the_gradient_is_exact_with_any_sizes(home):
         )
         trainer.train_on_batch(X, Y)
         if devices == 3:
-            trainer._engine._shares.speeds = np.array([7.0, 1.0, 2.0])
-            assert trainer._engine._shares.counts(31) == (22, 3, 6)
+            trainer._engine.shares.speeds = np.array([7.0, 1.0, 2.0])
+            assert trainer._engine.shares.counts(31) == (22, 3, 6)
+            assert trainer.shares() == pytest.approx(dict(zip(trainer.devices, [0.7, 0.1, 0.2], strict=True)))
         history = trainer.fit(((X, Y) for _ in range(4)), progress=False)
         found.append((w.numpy(), history.losses))
     np.testing.assert_allclose(found[1][0], found[0][0], rtol=0, atol=1e-13)
@@ -97,8 +98,9 @@ def test_replicas_are_timed_inside_the_graph():
     trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=2, sync=cn.Synchronous(shares="measured"))
     data = tf.data.Dataset.from_tensors(np.ones(64, "float32")).repeat()
     trainer.fit(data, steps=12, log_every=4, progress=False)
-    fast, slow = trainer._engine._shares.counts(64)
+    fast, slow = trainer.shares().values()
     assert fast > 1.5 * slow  # how much exactly depends on what else the machine does
+    assert fast + slow == pytest.approx(1)
 
 
 def test_speeds_are_kept_in_a_checkpoint():
@@ -110,12 +112,12 @@ def test_speeds_are_kept_in_a_checkpoint():
         return trainer._engine
 
     engine, again, fewer = made(2), made(2), made(1)
-    engine._shares.speeds = np.array([3.0, 1.0])
+    engine.shares.speeds = np.array([3.0, 1.0])
     own = {name: [v.numpy() for v in values] for name, values in engine.state().own.items()}
     again.resume(own)
-    assert again._shares.counts(8) == (6, 2)
+    assert again.shares.counts(8) == (6, 2)
     fewer.resume(own)
-    assert fewer._shares.counts(8) == (8,)
+    assert fewer.shares.counts(8) == (8,)
 
 
 @pytest.mark.parametrize("shares", ["fair", ["even"], None])

@@ -65,7 +65,7 @@ class Lockstep:
     _examined = True  # whether a trace looks at its gradients, or whoever adds up several does
 
     def __init__(self, settings: Settings, shares: Shares) -> None:
-        self._settings, self.devices, self._shares = settings, settings.devices, shares
+        self._settings, self.devices, self.shares = settings, settings.devices, shares
         self._descent = Descent(settings, timed=shares.timed, examined=self._examined)
         self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
@@ -147,7 +147,7 @@ class Lockstep:
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         total = batch.size("the batch")
         assert total is not None
-        return self._shares.counts(total)
+        return self.shares.counts(total)
 
     def step(self, batch: Arguments) -> Outcome:
         """The graph of one step on a batch of known size; call it inside a tf.function."""
@@ -165,7 +165,7 @@ class Lockstep:
             gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
         )
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
-        self._shares.note([share.seconds for share in shares], counts)
+        self.shares.note([share.seconds for share in shares], counts)
         undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             skipped = self._descent.guarded(
@@ -199,9 +199,9 @@ class Lockstep:
         """What a checkpoint keeps (see `Resumable`)."""
         assert self.residence is not None
         kept = state_of(self.residence, self._descent.made, self._descent.lost())
-        if not self._shares.timed:
+        if not self.shares.timed:
             return kept
-        speeds = tuple(tf.Variable(speed, trainable=False) for speed in self._shares.speeds)
+        speeds = tuple(tf.Variable(speed, trainable=False) for speed in self.shares.speeds)
         return State(kept.common, {**kept.own, SPEEDS: speeds}, kept.random, kept.lost)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
@@ -209,8 +209,8 @@ class Lockstep:
         assert self.residence is not None
         resume(self.residence, own)
         speeds = own.get(SPEEDS, ())
-        if self._shares.timed and len(speeds) == len(self.devices):  # others are measured again
-            self._shares.speeds = np.array([float(speed) for speed in speeds])
+        if self.shares.timed and len(speeds) == len(self.devices):  # others are measured again
+            self.shares.speeds = np.array([float(speed) for speed in speeds])
 
     def next_join(self, step: int) -> int:
         """In lockstep the replicas agree after every step."""
@@ -222,7 +222,7 @@ class Lockstep:
 
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, with the sizes of slices that hold from now on."""
-        self._shares.reconsider()
+        self.shares.reconsider()
         return batch.key(), self._counts(batch)
 
     def _left_out(self) -> Any:

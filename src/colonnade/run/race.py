@@ -11,7 +11,8 @@ import tensorflow as tf
 from colonnade.run.batches import Batches
 from colonnade.run.crew import InOrder, Shared, Threads
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
-from colonnade.run.source import Cutter
+from colonnade.run.numbers import Numbers
+from colonnade.run.source import MANY, SHORT, Cutter
 from colonnade.run.split import Arguments
 from colonnade.run.tally import Finished, Piece, Sliced, Tally
 
@@ -114,8 +115,10 @@ class Run:
         self._race, self._engine, self._batches = race, race.engine, batches
         self._open: deque[Tally] = deque()  # steps that were begun, in order
         self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
+        self._numbers = Numbers()
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
+        self._fed, self._given = time.perf_counter(), 0  # when the queue was filled, and with how many
         self._left = math.inf  # steps that may be begun
         self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
@@ -166,15 +169,25 @@ class Run:
         return tallies
 
     def _feed(self) -> None:
-        """Keep slices in the queue: enough for every device to go on while another batch is cut."""
-        while self._left > 0 and self._crew.waiting < 2 * len(self._engine.devices):
+        """Keep slices in the queue: enough for every device to go on while another batch is cut.
+
+        Short steps are given out many at a time, so that threads do not wait for each other all the time.
+        """
+        few = self._crew.few
+        if self._crew.waiting >= few:
+            return
+        now = time.perf_counter()
+        short = now - self._fed < SHORT * self._given
+        self._fed, self._given = now, 0
+        while self._left > 0 and self._crew.waiting < (few * MANY if short else few):
+            self._given += 1
             found = next(self._batches, None)
             if found is None:
                 return
             self._left -= 1
             sliced, pieces = found
             begun = len(self._complete) + len(self._open)
-            pace = tf.constant(self._engine.steps + begun, tf.int64)
+            pace = self._numbers[self._engine.steps + begun]
             tally = Tally(self._engine.made + begun + 1, pace, sliced)
             self._open.append(tally)
             for i, tensors in enumerate(pieces):

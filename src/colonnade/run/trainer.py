@@ -124,6 +124,13 @@ class Trainer:
         """For each device the values that it reads as the parameters; they differ where training is local."""
         return [[variable.numpy() for variable in own] for own in self._engine.replicas()]
 
+    def shares(self) -> dict[str, float]:
+        """The part of a batch that each device gets; only `cn.Synchronous(shares="measured")` changes it."""
+        devices = self._engine.devices
+        even = [1.0] * len(devices)
+        speeds = self._engine.shares.speeds if isinstance(self._engine, Lockstep) else even
+        return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=True)}
+
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
         return self._engine.traffic()
