@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -156,23 +157,25 @@ class Lockstep:
         total = sum(counts)
         order = self._order if len(counts) == len(self.devices) else star(len(counts))
         shares, calls = self._computed(batch, counts, order)
-        gradients = self._reduced([share.gradients for share in shares], order)
         loss, metrics, weight = _summed(shares)
-        if weight is not None:
-            gradients = [divided(g, weight) for g in gradients]
-        residence = self.residence
-        gradients, loss, penalty = self._descent.with_penalty(
-            gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
-        )
+        rows = [share.gradients for share in shares]
+        if weight is None and self._sums_at_once(rows):
+            penalty, write = tf.zeros([0]), partial(self._summed_and_written, rows)
+        else:
+            gradients = self._reduced(rows, order)
+            if weight is not None:
+                gradients = [divided(g, weight) for g in gradients]
+            residence = self.residence
+            gradients, loss, penalty = self._descent.with_penalty(
+                gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
+            )
+            write = partial(self._written, gradients, len(shares), order)
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
         self.shares.note([share.seconds for share in shares], counts)
         undo = self._left_out if self._settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica, [penalty]),
-                lambda: self._written(gradients, len(shares), order),
-                undo,
-            )
+            watched = self._descent.watched(shares, per_replica, [penalty])
+            skipped = self._descent.guarded(watched, write, undo)
         return Outcome(loss, metrics, per_replica, skipped, [s.outputs for s in shares])
 
     def _computed(
@@ -231,11 +234,26 @@ class Lockstep:
         with tf.control_dependencies(self.residence.restore_states()):
             return tf.constant(1)
 
-    def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
+    def _sums_at_once(self, rows: Sequence[Sequence[Any]]) -> bool:
+        """Whether the gradients of the replicas are summed by a compiled update, and not before it."""
+        alone = self._settings.mode == "shared" and self._descent.penalty is None
+        return alone and self._update(rows[0]).compiles
+
+    def _summed_and_written(self, rows: Sequence[Sequence[Any]]) -> Any:
         assert self.residence is not None
+        update = self._update(rows[0])
+        bindings = self.residence.update_bindings(0, update.captures)
+        done = update.at_once([components(row) for row in rows], update.bound(bindings))
+        return self._settled([done], len(rows))
+
+    def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
         update = self._update(gradients)
         copies = self._spread(gradients, num_active, order)
-        ops = [self._updated(update, mine, i) for i, mine in enumerate(copies)]
+        return self._settled([self._updated(update, mine, i) for i, mine in enumerate(copies)], num_active)
+
+    def _settled(self, ops: list[Any], num_active: int) -> Any:
+        """After the update: states are averaged, and the update is counted."""
+        assert self.residence is not None
         ops += [*self.residence.settle_states(mean_of_first(num_active)), self._descent.made.assign_add(1)]
         with tf.control_dependencies(ops):
             return tf.constant(0)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
 from colonnade.run.call import Call
+from colonnade.run.compiled import fast
 from colonnade.run.concrete import unconverted
 from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs, split_by_width
 from colonnade.run.engine import Settings, Then
@@ -214,23 +215,29 @@ class Stale:
             targets = as_keras(parameters)
             scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
 
-            def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
+            def apply(step: Any, *tensors: Any) -> Any:
                 scales, flat = tensors[: len(scale)], tensors[len(scale) :]
                 gradients = tf.nest.pack_sequence_as(packed, flat, expand_composites=True)
                 for read in scales:  # the optimizer divides by its scale of now
                     gradients = [divided(gradient, read / self._factor()) for gradient in gradients]
                 if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
                     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-                before = [p.read_value() for p in parameters] if self._damping else []
                 with paced(optimizer, step):
                     optimizer.apply(gradients, [targets[i] for i in present])
+                return tf.constant(0)
+
+            whole_number = tf.TensorSpec([], tf.int64)
+            flat = tf.nest.flatten(packed, expand_composites=True)
+            applied = fast(apply, whole_number, *scale, *flat)
+
+            def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
+                before = [p.read_value() for p in parameters] if self._damping else []
+                applied(step, *tensors)
                 for parameter, old in zip(parameters, before, strict=self._damping):
                     moved = parameter.read_value() - old
                     parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
                 return [variable.read_value() for variable in self._shared]
 
-            whole_number = tf.TensorSpec([], tf.int64)
-            flat = tf.nest.flatten(packed, expand_composites=True)
             call = Call(push, [whole_number, whole_number, *scale, *flat], self.devices[0], self._counters)
             # An optimizer around another one has a counter that nobody counts with.
             self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}

@@ -5,12 +5,17 @@ part. So the whole update is one function. Called with other handles it updates 
 parameter has an owner, the ops that work for it are put on the owner's device.
 """
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.compiled import compiled, worth_compiling
 from colonnade.run.concrete import concrete
 from colonnade.run.graph import ancestors, captures
 from colonnade.run.living import around
@@ -42,6 +47,7 @@ class Update:
         with tf.init_scope():
             self.concrete = _traced(apply, self._specs, optimizer)
         self.captures = captures(self.concrete)
+        self._sums: dict[int, Any] = {}  # compiled, by the number of replicas
 
     def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
         """Apply the gradients, given as plain tensors, to the variables of these handles.
@@ -50,6 +56,26 @@ class Update:
         """
         args = [*gradients, *handles]
         return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=function or self.concrete)[0]
+
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether `at_once` may be called, and is worth it."""
+        return worth_compiling(self.concrete, self.captures)
+
+    def at_once(self, rows: Sequence[Sequence[Any]], handles: Sequence[Any]) -> Any:
+        """Add up the gradients of replicas, given as plain tensors, and apply the sum: compiled."""
+        num_replicas, each = len(rows), len(self._specs)
+        if num_replicas not in self._sums:
+
+            def summed(*args: Any) -> Any:
+                own = [args[i * each : (i + 1) * each] for i in range(num_replicas)]
+                totals = [functools.reduce(operator.add, column) for column in zip(*own, strict=True)]
+                return self.call(totals, args[num_replicas * each :])
+
+            handed = [tf.TensorSpec(handle.shape, handle.dtype) for handle in self._handles()]
+            self._sums[num_replicas] = compiled(summed, *self._specs * num_replicas, *handed)
+        with tf.device(self._parameters[0].device):
+            return self._sums[num_replicas](*chain(*rows), *handles)
 
     def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
         """The handles for a call, with those of other variables by the `ref()` of the captured ones."""

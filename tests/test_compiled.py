@@ -1,0 +1,101 @@
+"""Updates that XLA compiles are the optimizer's own."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+from colonnade.run import compiled
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=[31, 6]), RNG.normal(size=[31, 1])
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.7)
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5),
+    "average": lambda: keras.optimizers.AdamW(0.05, use_ema=True),
+}
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The functions that are compiled."""
+    made = []
+    original = compiled.compiled
+
+    def noted(fn, *specs):
+        made.append(fn)
+        return original(fn, *specs)
+
+    monkeypatch.setattr(compiled, "compiled", noted)
+    monkeypatch.setattr("colonnade.run.update.compiled", noted)
+    return made
+
+
+def trained(monkeypatch, large, optimizer, sync=None, devices=3, loss=None):
+    monkeypatch.setattr(compiled, "LARGE", large)
+    w, b = tf.Variable(np.ones([6, 1])), tf.Variable([0.5], dtype=tf.float64)
+    loss = loss or (lambda x, y: tf.squeeze((x @ w + b - y) ** 2, axis=1))
+    trainer = cn.Trainer(lambda x, y: loss(x, y), optimizer, devices=devices, sync=sync)
+    history = trainer.fit(((X, Y) for _ in range(5)), progress=False)
+    return [v.numpy() for v in (w, b, *(v.value for v in optimizer.variables))], history.losses
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name):
+    """Parameters, slots, counters and losses, to rounding in float64: XLA may round a * b + c once."""
+    plain = trained(monkeypatch, math.inf, OPTIMIZERS[name]())
+    assert not compilations
+    fast = trained(monkeypatch, 0, OPTIMIZERS[name]())
+    assert compilations
+    for found, expected in zip(fast[0], plain[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
+    np.testing.assert_allclose(fast[1], plain[1], rtol=1e-6)
+
+
+def test_asynchronous_updates_too(monkeypatch, compilations):
+    sync = cn.Asynchronous()
+    plain = trained(monkeypatch, math.inf, OPTIMIZERS["adam"](), sync, devices=1)
+    assert not compilations
+    fast = trained(monkeypatch, 0, OPTIMIZERS["adam"](), sync, devices=1)
+    assert compilations
+    for found, expected in zip(fast[0], plain[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_what_is_not_plain_arithmetic_is_not_compiled(monkeypatch, compilations):
+    class Printing(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return tf.py_function(lambda: np.float32(0.1), [], tf.float32)
+
+        def get_config(self):
+            return {}
+
+    table = tf.Variable(np.ones([9, 1]))
+    trained(monkeypatch, 0, keras.optimizers.SGD(Printing()))
+    rows = tf.constant([3] * 31)
+    trained(
+        monkeypatch,
+        0,
+        keras.optimizers.SGD(0.1),
+        loss=lambda x, y: tf.squeeze(tf.gather(table, rows[: tf.shape(x)[0]]) - y, axis=1),
+    )
+    assert not compilations
+
+
+def test_a_step_that_is_left_out_is_left_out(monkeypatch, compilations):
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    w = tf.Variable(np.ones([6, 1]))
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(x @ w, axis=1), keras.optimizers.Adam(0.1), devices=2, on_nan="skip"
+    )
+    trainer.train_on_batch(X)
+    assert compilations
+    before = w.numpy()
+    bad = X.copy()
+    bad[-1] = np.nan
+    assert trainer.train_on_batch(bad).skipped
+    np.testing.assert_array_equal(w.numpy(), before)
