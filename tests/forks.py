@@ -53,6 +53,7 @@ for name in cn.__all__:
     getattr(cn, name)  # they are imported when they are asked for
 gc.collect()
 gc.freeze()
+gc.set_threshold(50_000, 20, 100)  # as in conftest.py
 asked = serve()
 if asked is not None:
     execute(**asked)

@@ -276,7 +276,9 @@ def some(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported stays; forks need not look for garbage in it
+    # What was imported stays: forks need not look for garbage in it, nor often, as in conftest.py.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     directory, action, *arguments = sys.argv[1:]
     actions = {
         "test": some,
