@@ -12,6 +12,7 @@ imported once and not started; every training is a fork of that process: two sec
     launches COUNT            a second training in the directory of a first
 """
 
+import gc
 import hashlib
 import io
 import json
@@ -275,6 +276,9 @@ def some(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # What was imported stays: forks need not look for garbage in it, nor often, as in conftest.py.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     directory, action, *arguments = sys.argv[1:]
     actions = {
         "test": some,

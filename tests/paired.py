@@ -1,13 +1,12 @@
 """Running an example, and reading what it prints."""
 
 import re
-import sys
 
-from fresh import run
+from fresh import forked
 
 
 def output(pair, name, *arguments):
-    done = run([sys.executable, f"examples/{pair}/{name}.py", *arguments])
+    done = forked([f"examples/{pair}/{name}.py", *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import kept, long
 
 import colonnade as cn
 from colonnade.run import exchange, segments
@@ -125,7 +126,7 @@ def one_device():
 # 13 rows give slices of two sizes, and so two traces.
 @pytest.mark.parametrize("rows", [13])
 @pytest.mark.parametrize("variables", MODES)
-@pytest.mark.parametrize("devices", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 4))])
+@pytest.mark.parametrize("devices", [3, *long(1, 2, 4)])
 def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     found = trained(stacked, devices, variables=variables, rows=rows)
     assert_same(found, one_device(stacked, rows))
@@ -136,7 +137,7 @@ def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     ("devices", "variables"),
     [
         (3, "shared"),
-        *(pytest.param(*p, marks=pytest.mark.long) for p in ((2, "mirrored"), (4, "partitioned"))),
+        *long((2, "mirrored"), (4, "partitioned")),
     ],
 )
 def test_other_models_equal_one_device(layers, devices, variables, one_device):
@@ -317,7 +318,7 @@ def test_a_model_that_is_built_by_the_first_call():
     assert len(model.trainable_variables) == 6
 
 
-@pytest.mark.parametrize("variables", MODES)
+@pytest.mark.parametrize("variables", kept(MODES, "mirrored"))
 def test_a_nan_stops_before_anything_is_applied(variables):
     model = built(stacked, True)
     trainer = cn.Trainer(loss_of(model), keras.optimizers.SGD(0.05), devices=3, variables=variables)
@@ -333,7 +334,7 @@ def test_a_nan_stops_before_anything_is_applied(variables):
     assert np.isfinite(trainer.train_on_batch(x, y).loss)
 
 
-@pytest.mark.parametrize("synchronized", [True, False])
+@pytest.mark.parametrize("synchronized", [True, *long(False)])
 def test_a_skipped_step_leaves_no_trace_in_the_moving_averages(synchronized):
     """Also inside the graph, where the replicas' own copies go on to the next step."""
     good = list(batches(12, steps=3))
@@ -435,7 +436,7 @@ def refused(loss, *batch, **options):
     return str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["function", "loop", "branch"])
+@pytest.mark.parametrize("kind", ["function", *long("loop", "branch")])
 def test_synchronisation_in_a_nested_function_is_refused(kind):
     layer, w = norm(name="deep"), tf.Variable(1.0)
     layer.build([None, 4])

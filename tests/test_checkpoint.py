@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 from fresh import ROOT, fresh, run
 
 import colonnade as cn
@@ -76,9 +77,7 @@ def noisy(variables, steps, folder=None):
     return history, everything(trainer)
 
 
-@pytest.mark.parametrize(
-    "variables", ["shared", "partitioned", pytest.param("mirrored", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("variables", ["shared", *long("partitioned", "mirrored")])
 def test_a4_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
     whole, wanted = noisy(variables, 30)
     noisy(variables, 10, tmp_path)  # 10 is between two rounds of the shuffle, for the next batch is the last
@@ -90,25 +89,27 @@ def test_a4_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variable
     assert steps_in(tmp_path) == [7, 10, 14, 21, 28, 30]
 
 
-def test_on_another_number_of_devices_the_stored_values_are_the_same_and_training_goes_on(tmp_path):
+@pytest.mark.parametrize(
+    ("devices", "variables"), [(3, "mirrored"), *long((1, "partitioned"), (8, "shared"))]
+)
+def test_on_another_number_of_devices_the_stored_values_are_the_same_and_training_goes_on(
+    tmp_path, devices, variables
+):
     _, four = linear(4)
     four.fit(batches(), steps=6, epochs=2, checkpoint=saved(tmp_path), progress=False)
     _, unbroken = linear(1)
     unbroken.fit(batches(), steps=12, epochs=2, progress=False)
     values = tf.train.load_checkpoint(str(tmp_path / "step-000000000006" / "values"))
-    for devices, variables in ((1, "partitioned"), (3, "mirrored"), (8, "shared")):
-        copy = tmp_path.parent / f"{tmp_path.name}-{devices}"
-        shutil.copytree(tmp_path, copy)
-        w, other = linear(devices, variables)
-        other.fit(batches(), steps=6, epochs=2, checkpoint=saved(copy), progress=False)
-        assert (other.step, other.examples) == (6, 60)
-        for name, value in everything(other).items():
-            assert np.array_equal(value, values.get_tensor(name)), (devices, name)
-        _, on = linear(devices, variables)
-        on.fit(batches(), steps=12, epochs=2, checkpoint=saved(copy), progress=False)
-        # Sums of float32 in another order, over 12 steps.
-        np.testing.assert_allclose(on.parameters[0], unbroken.parameters[0], rtol=1e-5, atol=1e-6)
-        assert w.shape == (4, 1)
+    w, other = linear(devices, variables)
+    other.fit(batches(), steps=6, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    assert (other.step, other.examples) == (6, 60)
+    for name, value in everything(other).items():
+        assert np.array_equal(value, values.get_tensor(name)), name
+    _, on = linear(devices, variables)
+    on.fit(batches(), steps=12, epochs=2, checkpoint=saved(tmp_path), progress=False)
+    # Sums of float32 in another order, over 12 steps.
+    np.testing.assert_allclose(on.parameters[0], unbroken.parameters[0], rtol=1e-5, atol=1e-6)
+    assert w.shape == (4, 1)
 
 
 def split(devices, steps, folder):
@@ -126,7 +127,8 @@ def split(devices, steps, folder):
     return model, {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
 
 
-def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path):
+@pytest.mark.parametrize("devices", [3, *long(1)])
+def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path, devices):
     """The parts of a variable, and those of its slots, are slices of one tensor in the checkpoint."""
     four, unbroken = tmp_path / "four", tmp_path / "unbroken"
     model, values = split(4, 4, four)
@@ -136,18 +138,17 @@ def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path):
     saved_kernels = [value for name, value in values.items() if re.match("parameters/.*kernel", name)]
     assert sum(np.array_equal(one, other) for one in kernels for other in saved_kernels) == 2
     _, wanted = split(1, 8, unbroken)
-    for devices in (1, 3):
-        copy = tmp_path / str(devices)
-        shutil.copytree(four, copy)
-        model, same = split(devices, 4, copy)
-        assert len(model.layers[0].devices) == devices
-        for layer, kernel in zip(model.layers, kernels, strict=False):
-            assert np.array_equal(layer.logical[0].numpy(), kernel)
-        assert_same(same, values)
-        _, on = split(devices, 8, copy)
-        assert on.keys() == wanted.keys()
-        for name, value in on.items():  # sums of float32 in another order, over 8 steps of Adam
-            np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    copy = tmp_path / str(devices)
+    shutil.copytree(four, copy)
+    model, same = split(devices, 4, copy)
+    assert len(model.layers[0].devices) == devices
+    for layer, kernel in zip(model.layers, kernels, strict=False):
+        assert np.array_equal(layer.logical[0].numpy(), kernel)
+    assert_same(same, values)
+    _, on = split(devices, 8, copy)
+    assert on.keys() == wanted.keys()
+    for name, value in on.items():  # sums of float32 in another order, over 8 steps of Adam
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_a_variable_with_an_open_shape_goes_on(tmp_path):
@@ -185,7 +186,8 @@ def test_random_streams_on_another_number_of_devices_stay_apart(tmp_path):
     assert len({tuple(state) for state in own}) == 3
 
 
-def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path):
+@pytest.mark.parametrize("stops", [(11, 23), *long(((5, 10, 21, 22),))])
+def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path, stops):
     """Also between two rounds, where TensorFlow's iterator does not tell all of its state."""
 
     def fit(folder, steps):
@@ -198,7 +200,7 @@ def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path):
     wanted = fit(None, 36)
     fit(tmp_path, 23)
     assert steps_in(tmp_path) == list(range(1, 24))
-    for step in (5, 10, 11, 21, 22, 23):
+    for step in stops:
         copy = tmp_path.parent / f"{tmp_path.name}-{step}"
         copy.mkdir()
         shutil.copytree(tmp_path / f"step-{step:012d}", copy / f"step-{step:012d}")
@@ -222,7 +224,7 @@ def counted(data, folder, steps=None, **options):
 IDS = tf.data.Dataset.from_tensor_slices(np.arange(103, dtype="int32"))
 
 
-@pytest.mark.parametrize("stop", [3, 7, 10, 11, 17, 22])
+@pytest.mark.parametrize("stop", [10, 17, *long(3, 7, 11, 22)])
 def test_every_example_counts_once_per_epoch(tmp_path, stop):
     """Without any seed, wherever the run was cut: the batch that was fetched ahead is not lost."""
 
@@ -233,7 +235,7 @@ def test_every_example_counts_once_per_epoch(tmp_path, stop):
     assert counted(data(), tmp_path, epochs=3).tolist() == [3] * 103
 
 
-@pytest.mark.parametrize("stop", [8, 17, 22])
+@pytest.mark.parametrize("stop", [22, *long(8, 17)])
 def test_every_example_counts_once_per_round_of_a_repeated_shuffle(tmp_path, stop):
     def data():
         return IDS.shuffle(50).batch(10).repeat(3)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh import ROOT, run
+from fresh import ROOT, forked, run
 
 import colonnade as cn
 
@@ -143,16 +143,15 @@ main()
 """
 
 
-def test_the_bundle_may_be_the_standard_output(tmp_path):
+def test_the_bundle_may_be_the_standard_output():
     """Written once, and nothing beside it: in a file, two who write would overwrite each other."""
-    command = [sys.executable, "-c", QUICK, "selftest", "--bundle", "/dev/stdout"]
-    with (tmp_path / "out").open("w") as out:
-        subprocess.run(command, stdout=out, check=True)
-    assert json.loads((tmp_path / "out").read_text())["format"] == 1
+    done = forked(["-c", QUICK, "selftest", "--bundle", "/dev/stdout"])  # its standard output is a file
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == 1
 
 
-def test_a_disk_that_is_full_gives_one_message(tmp_path):
-    done = run([sys.executable, "-c", QUICK, "selftest", "--bundle", "/dev/full"])
+def test_a_disk_that_is_full_gives_one_message():
+    done = forked(["-c", QUICK, "selftest", "--bundle", "/dev/full"])
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "No space left on device" in done.stderr
 
@@ -169,7 +168,7 @@ def test_a_bundle_that_must_not_be_written_is_told_before_the_work(tmp_path, mon
 
 def test_a_bad_selftest_is_one_message_and_exit_code_2(tmp_path):
     for options in (["--bundle", str(tmp_path / "missing" / "x.json")], ["--devices", "0"]):
-        done = run([COMMAND, "selftest", *options])
+        done = forked([COMMAND, "selftest", *options])
         assert done.returncode == 2
         assert "cannot work with" in done.stderr
         assert "Traceback" not in done.stderr
@@ -317,7 +316,7 @@ def test_verify(tmp_path):
     (tmp_path / "study.py").write_text(MODULE)
 
     def verify(*arguments):
-        return run([COMMAND, "verify", *arguments], cwd=tmp_path)
+        return forked([COMMAND, "verify", *arguments], cwd=tmp_path)
 
     equal = verify("study:model", "--devices", "4")
     assert equal.returncode == 0, equal.stderr

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import kept
 
 import colonnade as cn
 
@@ -17,7 +18,7 @@ MODES = {
 ONES = np.ones((4, 2), "float32")
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=kept(MODES, "synchronous", "elastic", "asynchronous"))
 def sync(request):
     return MODES[request.param]
 

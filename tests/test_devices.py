@@ -152,16 +152,15 @@ def test_what_was_leased_must_be_a_number(bad):
 
 
 def test_what_was_leased_comes_too_late_as_an_argument_would():
-    out = fresh(
-        """
+    out = fresh("""
+        import os
+        os.environ["COLONNADE_VIRTUAL"] = "2"
         tf.constant(1) + 1
         try:
             cn.setup()
         except cn.AlreadyStarted as error:
             print(error)
-        """,
-        COLONNADE_VIRTUAL="2",
-    )
+    """)
     assert "asked:  setup(virtual=2)" in out
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fresh import ROOT, run
+from fresh import ROOT, forked, run
 
 import colonnade
 
@@ -33,7 +33,7 @@ END_OF_BLOCK = "-- end of block --"
 def test_pages_print_what_they_say(name):
     """The blocks of a page run in order, in one process; a text block after one is what it prints."""
     blocks = BLOCKS.findall((ROOT / "docs" / name).read_text())
-    done = run([sys.executable, "-c", "".join(f"{code}\nprint({END_OF_BLOCK!r})\n" for code, _ in blocks)])
+    done = forked(["-c", "".join(f"{code}\nprint({END_OF_BLOCK!r})\n" for code, _ in blocks)])
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(f"{END_OF_BLOCK}\n")
     for (code, said), found in zip(blocks, printed, strict=False):
@@ -46,6 +46,7 @@ def test_doctests(name):
     assert failed == 0
 
 
+@pytest.mark.long
 def test_examples_of_public_names_can_be_copied():
     """They bring their own imports."""
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

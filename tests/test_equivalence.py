@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import kept, long
 
 import colonnade as cn
 from colonnade.run import descent, lockstep
@@ -104,8 +105,13 @@ def reference(name):
     return _references[name]
 
 
-@pytest.mark.parametrize("devices", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 4))])
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+HOMES = ("shared", "mirrored", "partitioned")
+
+
+@pytest.mark.parametrize(
+    ("home", "devices"),
+    [*((home, 3) for home in HOMES), *long(*((home, n) for home in HOMES for n in (1, 2, 4)))],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_one_device(name, home, devices):
     (expected, _), loss = reference(name)
@@ -130,7 +136,7 @@ def test_equal_to_one_device(name, home, devices):
         )
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", kept(HOMES, "partitioned"))
 def test_optimizer_state_is_that_of_one_device(home):
     (_, expected), _ = reference("momentum")
     model, optimizer = Model(), CASES["momentum"].optimizer()
@@ -169,7 +175,7 @@ def assert_noticed(name, home, devices):
         test_equal_to_one_device(name, home, devices)
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", kept(HOMES, "mirrored"))
 def test_the_same_batch_everywhere_is_noticed(monkeypatch, home):
     def broken(batch, counts):
         factor = tf.constant(1.0 / sum(counts), tf.float64)

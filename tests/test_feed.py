@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 
@@ -37,8 +38,16 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous(), cn.LocalSGD(2)], ids=repr)
+@pytest.mark.parametrize(
+    ("form", "sync"),
+    [
+        *((form, cn.Synchronous()) for form in FORMS),
+        *(("a dataset", cn.Asynchronous()), ("a list", cn.LocalSGD(2))),
+        *long(*((form, cn.Asynchronous()) for form in FORMS if form != "a dataset")),
+        *long(*((form, cn.LocalSGD(2)) for form in FORMS if form != "a list")),
+    ],
+    ids=str,
+)
 def test_a_dict_arrives_with_its_own_values(form, sync):
     w = tf.Variable(1.0)
     seen = {
@@ -102,7 +111,7 @@ WIDTHS = (3, 3, 3, 3, 5, 4, 4, 4, 3, 3, 2)
 SUMS = [3.0, 3.0, 4.5, 4.0, 3.0, 2.0]
 
 
-@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous(), cn.LocalSGD(2)], ids=repr)
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous(), *long(cn.LocalSGD(2))], ids=repr)
 def test_padded_batches_of_several_widths(sync):
     w = tf.Variable(1.0)
     made = trainer(lambda x: tf.reduce_sum(x * w, 1), sync=sync)
@@ -112,7 +121,7 @@ def test_padded_batches_of_several_widths(sync):
     assert made.evaluate(padded(WIDTHS)).loss == pytest.approx(sum(WIDTHS) / len(WIDTHS))
 
 
-@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2)], ids=repr)
+@pytest.mark.parametrize("sync", [cn.Synchronous(), *long(cn.LocalSGD(2))], ids=repr)
 def test_ragged_batches(sync):
     w = tf.Variable(1.0)
     made = trainer(lambda x: tf.reduce_sum(x * w, 1), sync=sync)
@@ -122,7 +131,7 @@ def test_ragged_batches(sync):
     assert [made.train_on_batch(rows[i : i + 2]).loss for i in (0, 4)] == [3.0, 4.5]
 
 
-@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2)], ids=repr)
+@pytest.mark.parametrize("sync", [*long(cn.Synchronous()), cn.LocalSGD(2)], ids=repr)
 def test_sparse_batches(sync):
     w = tf.Variable(tf.ones([5, 1]))
     made = trainer(lambda x: tf.sparse.sparse_dense_matmul(x, w)[:, 0], sync=sync)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 
@@ -38,7 +39,7 @@ def histories(fit_arguments, **arguments):
     return both
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
 def test_history_and_weights_are_those_of_keras(home):
     (one, expected), (many, found) = histories(
         {"devices": 3, "variables": home},
@@ -57,7 +58,7 @@ def test_history_and_weights_are_those_of_keras(home):
 
 @pytest.mark.parametrize(
     ("sync", "devices"),
-    [(cn.LocalSGD(1), 3), (cn.Asynchronous(), 1), (cn.Synchronous(shares="measured"), 2)],
+    [(cn.LocalSGD(1), 3), *long((cn.Asynchronous(), 1), (cn.Synchronous(shares="measured"), 2))],
     ids=["local after every step", "asynchronous on one device", "measured shares"],
 )
 def test_modes_that_are_equal_to_keras(sync, devices):
@@ -72,7 +73,7 @@ def test_modes_that_are_equal_to_keras(sync, devices):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(3), cn.DiLoCo(2), cn.Elastic(2, 0.2), cn.Asynchronous()])
+@pytest.mark.parametrize("sync", [*long(cn.LocalSGD(3), cn.DiLoCo(2)), cn.Elastic(2, 0.2), cn.Asynchronous()])
 def test_every_mode_trains_a_keras_model(sync):
     made = model(optimizer=keras.optimizers.Adam(0.01))
     rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.02)
@@ -259,7 +260,7 @@ def test_losses_of_several_outputs_where_a_batch_has_fewer_rows_than_devices():
     assert_equal_to_keras(two_outputs, X[:17], [TARGETS[:17], TARGETS[:17]])
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
+@pytest.mark.parametrize("sync", [cn.LocalSGD(2), *long(cn.Asynchronous())])
 def test_losses_of_several_outputs_add_up_in_every_mode(sync):
     made = two_outputs()
     history = cn.fit(
@@ -277,7 +278,7 @@ def constrained():
     return made
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])
 def test_constraints_hold(home):
     def fit(made):
         return cn.fit(made, X, TARGETS, devices=2, variables=home, shuffle=False, epochs=2, verbose=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from families import long
 from fresh import run
 
 import colonnade as cn
@@ -313,7 +314,7 @@ if len(sys.argv) == 1:
 """
 
 
-@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
+@pytest.mark.parametrize("victim", ["supervisor", *long("launcher")])
 def test_no_orphan_when_killed(tmp_path, victim):
     job = Job(tmp_path, FAMILY)
     family = [int(pid) for pid in job.line().split()]

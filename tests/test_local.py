@@ -6,11 +6,13 @@ In float64 the tolerance leaves no room for anything but rounding.
 import os
 import signal
 import threading
+from itertools import product
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import kept, long
 
 import colonnade as cn
 from colonnade.run import footprint
@@ -68,8 +70,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("size", [24, 22, 2])  # even, uneven, fewer than devices
+@pytest.mark.parametrize(
+    ("size", "name"),  # even, uneven, fewer than devices
+    kept(product((24, 22, 2), OPTIMIZERS), (24, "plain"), (22, "momentum"), (2, "schedule")),
+)
 def test_an_average_after_every_step_of_sgd_is_synchronous_training(name, size):
     """SGD moves in proportion to the gradient, so the mean of the moves is the move of the mean."""
     found = []
@@ -153,7 +157,7 @@ def test_g3_elastic_with_alpha_0_is_independent_workers():
         np.testing.assert_allclose(own, alone.numpy(), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(4), cn.DiLoCo(4), cn.Elastic(4, 0.2)])
+@pytest.mark.parametrize("sync", [*long(cn.LocalSGD(4)), cn.DiLoCo(4), *long(cn.Elastic(4, 0.2))])
 def test_steps_in_pieces_are_the_steps_in_one_fit(sync):
     """Between joins too: the replicas stay where they are, though the user's variables show the average."""
     whole, _ = trained(sync, 10, optimizer=keras.optimizers.Adam(0.05))
@@ -174,7 +178,7 @@ def test_evaluation_uses_the_average():
     assert trainer.evaluate((X, Y), batch_size=17).loss == pytest.approx(np.mean(error**2), rel=1e-6)
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(4), cn.DiLoCo(4), cn.Elastic(4, 0.2)])
+@pytest.mark.parametrize("sync", [*long(cn.LocalSGD(4), cn.DiLoCo(4)), cn.Elastic(4, 0.2)])
 def test_what_the_user_assigns_counts(sync):
     w, trainer = linear(sync)
     data = list(batches(5))
@@ -243,7 +247,7 @@ def test_weights_of_examples_count_in_the_average():
     np.testing.assert_allclose(found[1][1:], found[0][1:], rtol=1e-12)
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.DiLoCo(2), cn.Elastic(2, 0.2)])
+@pytest.mark.parametrize("sync", [cn.LocalSGD(2), *long(cn.DiLoCo(2), cn.Elastic(2, 0.2))])
 def test_a_sparse_gradient_and_a_variable_without_one(sync):
     ids = RNG.integers(0, 10, 24)
     table = tf.Variable(RNG.normal(size=(10, 1)), name="table")
@@ -280,7 +284,7 @@ def poisoned(sync, on_nan):
 LOCAL = [cn.LocalSGD(4), cn.DiLoCo(4), cn.Elastic(4, 0.2)]
 
 
-@pytest.mark.parametrize("sync", LOCAL)
+@pytest.mark.parametrize("sync", [LOCAL[0], *long(*LOCAL[1:])])
 def test_a_nan_names_device_step_and_variable_and_nothing_is_applied(sync):
     w, count, trainer, bad = poisoned(sync, "stop")
     data = [*batches(6), (bad, Y[:24]), *batches(2)]
@@ -298,7 +302,7 @@ def test_a_nan_names_device_step_and_variable_and_nothing_is_applied(sync):
     assert np.isfinite(w.numpy()).all()
 
 
-@pytest.mark.parametrize("sync", LOCAL)
+@pytest.mark.parametrize("sync", [*long(LOCAL[0]), LOCAL[1], *long(LOCAL[2])])
 def test_skipping_a_nan_leaves_that_step_out_on_all_replicas(sync):
     w, count, trainer, bad = poisoned(sync, "skip")
     data = list(batches(5))
@@ -394,7 +398,7 @@ def test_the_state_of_a_scalar_parameter_is_shown_as_the_mean_and_a_rate_as_it_i
     assert optimizer.learning_rate.numpy() == np.float32(0.1)
 
 
-@pytest.mark.parametrize("sync", [cn.DiLoCo(4), cn.LocalSGD(4, outer=keras.optimizers.SGD(0.5))])
+@pytest.mark.parametrize("sync", [cn.DiLoCo(4), *long(cn.LocalSGD(4, outer=keras.optimizers.SGD(0.5)))])
 def test_assigning_to_one_variable_leaves_the_course_of_the_others(sync):
     def reached(*, assign):
         a, b = tf.Variable([0.0]), tf.Variable([0.0])
@@ -472,9 +476,13 @@ def test_an_outer_optimizer_is_not_shared_between_trainers():
 
 
 @pytest.mark.parametrize(
-    "sync", [cn.LocalSGD(4), cn.DiLoCo(4), cn.Elastic(4, 0.2)], ids=["local", "diloco", "elastic"]
+    ("first", "sync"),
+    [
+        *((8, cn.LocalSGD(4)), (6, cn.DiLoCo(4)), (6, cn.Elastic(4, 0.2))),
+        *long((6, cn.LocalSGD(4)), (8, cn.DiLoCo(4)), (8, cn.Elastic(4, 0.2))),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("first", [8, 6])
 def test_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, sync, first):
     """Also from a step between two joins, where a fit has ended; the slices are uneven."""
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 from colonnade.run.graph import captures
@@ -27,7 +28,7 @@ def trained(devices, variables="auto"):
     return trainer, model.get_weights()
 
 
-@pytest.mark.parametrize("variables", ["shared", "partitioned"])
+@pytest.mark.parametrize("variables", ["partitioned", *long("shared")])
 def test_an_lstm_equals_one_device(variables):
     _, alone = trained(1)
     _, found = trained(3, variables)

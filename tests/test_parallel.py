@@ -669,10 +669,24 @@ def twice(x, w):
     return x * tf.cast(w, x.dtype) if x.dtype.is_floating else x * 2
 
 
-@settings(max_examples=40, deadline=None)
-@given(nest=NESTS, rows=st.integers(1, 200), devices=st.integers(1, 8))
+NEST_AND_BATCH = given(nest=NESTS, rows=st.integers(1, 200), devices=st.integers(1, 8))
+
+
+@settings(max_examples=25, deadline=None)
+@NEST_AND_BATCH
 def test_any_nest_any_batch_any_number_of_devices(nest, rows, devices):
     """Equal to the unsplit call, bit for bit: values, and gradients of these sums of whole numbers."""
+    assert_like_unsplit(nest, rows, devices)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@NEST_AND_BATCH
+def test_many_more_nests_and_batches(nest, rows, devices):
+    assert_like_unsplit(nest, rows, devices)
+
+
+def assert_like_unsplit(nest, rows, devices):
     w = tf.Variable(2.0, dtype="float64")
     batch = each(lambda kind: made(kind, rows), nest)
 

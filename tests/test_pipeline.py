@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 from colonnade.hardware.placement import short
@@ -79,12 +80,14 @@ def mlp_alone():
     "pipeline",
     [
         {"devices": 4, "micro_batches": 8, "schedule": "1f1b"},
-        {"devices": 4, "micro_batches": 8, "schedule": "gpipe"},
-        {"devices": [0, 1, 2], "micro_batches": 8, "schedule": "sequential", "placement": [0, 1, 1, 2]},
-        {"devices": 1, "micro_batches": 3, "placement": [0, 0, 0, 0]},
-        {"devices": 2, "micro_batches": 1, "placement": [0, 0, 0, 1]},
         {"devices": [[0, 1], [2, 3]], "micro_batches": 4, "placement": [0, 1, 1, 1]},
-        {"devices": [[4, 3], [2, 1], [0, 5]], "micro_batches": 12, "placement": [0, 0, 1, 1]},
+        *long(
+            {"devices": 4, "micro_batches": 8, "schedule": "gpipe"},
+            {"devices": [0, 1, 2], "micro_batches": 8, "schedule": "sequential", "placement": [0, 1, 1, 2]},
+            {"devices": 1, "micro_batches": 3, "placement": [0, 0, 0, 0]},
+            {"devices": 2, "micro_batches": 1, "placement": [0, 0, 0, 1]},
+            {"devices": [[4, 3], [2, 1], [0, 5]], "micro_batches": 12, "placement": [0, 0, 1, 1]},
+        ),
     ],
     ids=lambda p: "-".join(str(value).replace(" ", "") for value in p.values()),
 )
@@ -162,16 +165,19 @@ def conv():
 
 
 @pytest.mark.parametrize(
-    ("build", "x", "cut"),
+    ("build", "x", "cut", "micro_batches"),
     [
-        (lstm, given([9, 5, 4], 1.0), [0, 1, 2, 2, 2]),
-        (skips, given([9, 6], 1.0), [0, 1, 2, 2, 2, 3, 3, 3]),
-        (conv, given([9, 6, 1], 1.0), [0, 1, 1, 2]),
+        (lstm, given([9, 5, 4], 1.0), [0, 1, 2, 2, 2], 2),
+        (skips, given([9, 6], 1.0), [0, 1, 2, 2, 2, 3, 3, 3], 4),
+        *long(
+            (conv, given([9, 6, 1], 1.0), [0, 1, 1, 2], 4),
+            (lstm, given([9, 5, 4], 1.0), [0, 1, 2, 2, 2], 4),
+        ),
     ],
-    ids=["lstm", "skips", "conv"],
+    ids=["lstm", "skips", "conv", "lstm in four"],
 )
-def test_models_of_other_layers(build, x, cut):
-    found = train(build, (x, Y[:9]), devices=max(cut) + 1, micro_batches=4, placement=cut)
+def test_models_of_other_layers(build, x, cut, micro_batches):
+    found = train(build, (x, Y[:9]), devices=max(cut) + 1, micro_batches=micro_batches, placement=cut)
     assert_equal(found, train(build, (x, Y[:9])))
 
 

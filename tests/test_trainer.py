@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 from fresh import fresh
 
 import colonnade as cn
@@ -122,7 +123,7 @@ def poisoned(home, on_nan="stop", **options):
     return w, count, trainer, bad
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])
 def test_a5_a_nan_names_device_step_and_variable_and_nothing_is_applied(home):
     w, count, trainer, bad = poisoned(home)
     for _ in range(3):
@@ -163,7 +164,7 @@ def test_a_nan_in_a_fit_is_found_at_its_step():
     np.testing.assert_allclose(w, v, atol=1e-6)
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["shared", *long("mirrored", "partitioned")])
 def test_skipping_a_nan_leaves_that_update_out_and_counts_it(home):
     w, count, trainer, bad = poisoned(home, on_nan="skip")
     data = [(X[:12], Y[:12]), (bad, Y[:12]), (X[:12], Y[:12])]
@@ -306,7 +307,7 @@ def dropout_run(home="shared", steps=4):
     return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
 def test_d4_two_runs_are_equal_bit_for_bit(home):
     assert np.array_equal(dropout_run(home), dropout_run(home))
 
@@ -538,7 +539,8 @@ def scaled(**options):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"variables": home} for home in ("shared", "mirrored", "partitioned")),
+        {"variables": "mirrored"},
+        *long({"variables": "shared"}, {"variables": "partitioned"}),
         {"sync": cn.LocalSGD(1)},
         {"sync": cn.Asynchronous(), "devices": 1},
     ],
@@ -576,7 +578,7 @@ def test_a_dynamic_loss_scale_moves_with_the_training(options):
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])
 def test_optimizers_that_look_at_keras_variables(home):
     keras.utils.set_random_seed(0)
     start = keras.layers.Dense(3)
@@ -639,7 +641,7 @@ def test_weights_and_weighted_metrics_have_the_shape_of_the_losses():
     assert (record.loss, record.metrics["m"]) == (3.0, 7.0)
 
 
-@pytest.mark.parametrize("half", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("half", [tf.float16, *long(tf.bfloat16)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_losses_in_half_precision_are_added_up_in_single(half, weighted):
     w = tf.Variable(tf.cast(5.0, half))
@@ -650,7 +652,7 @@ def test_losses_in_half_precision_are_added_up_in_single(half, weighted):
     assert trainer.evaluate(x, batch_size=30_001).loss == pytest.approx(5.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("log_every", [1, 7, 100])
+@pytest.mark.parametrize("log_every", [7, *long(1, 100)])
 def test_the_limit_of_skipped_steps_does_not_depend_on_the_log(log_every):
     _, _, trainer, bad = poisoned("shared", on_nan="skip")
     good = [(X[:12], Y[:12])] * 3
@@ -673,7 +675,7 @@ def test_skipped_steps_in_a_row_are_counted_across_calls():
     assert (trainer.step, trainer.skipped) == (20, 20)
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored"])
+@pytest.mark.parametrize("home", ["mirrored", *long("shared")])
 def test_a1_fifty_steps_on_1_2_and_4_devices(home):
     """In float64, where nothing but the order of sums can differ: 50 steps carry that to 1e-13 at most."""
     keras.utils.set_random_seed(0)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 from colonnade.run.placed import on
@@ -76,7 +77,7 @@ def whole(model, gradients):
     ]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, [5, 2, 7]])
+@pytest.mark.parametrize("devices", [*long(1, 2), 4, [5, 2, 7]])
 def test_sparse_autoencoder_equals_one_device(devices):
     """D1: 1 003 columns over 4 devices; loss and gradients are those of plain Keras layers."""
     x = sparse(width=WIDTH)
@@ -422,7 +423,7 @@ def trained(num_parts):
     return train(num_parts, devices=1)
 
 
-@pytest.mark.parametrize("variables", ["shared", "mirrored"])
+@pytest.mark.parametrize("variables", ["mirrored", *long("shared")])
 def test_a_trainer_on_several_devices_is_right_too(variables):
     """Not what to do: every slice visits all parts. But the numbers are those of one device."""
     found, _, _ = train(3, devices=2, variables=variables)
