@@ -1,6 +1,9 @@
 import json
 import os
+import re
 import signal
+import sys
+import textwrap
 import threading
 
 import keras
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import long
-from fresh import fresh
+from fresh import run
 
 import colonnade as cn
 
@@ -515,19 +518,20 @@ def test_losses_of_a_wrong_shape_and_functions_without_variables():
 
 
 def test_no_warning_at_the_end_of_the_data():
-    out = fresh(
+    program = textwrap.dedent(
         """
-        import keras, numpy as np, sys, os
+        import colonnade as cn, keras, numpy as np, tensorflow as tf
+        cn.setup(virtual=2)
         w = tf.Variable(1.0)
         trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2)
         dataset = tf.data.Dataset.from_tensor_slices(np.ones(10, "float32")).batch(4)
         trainer.fit(dataset, epochs=2, progress=False)
         print(trainer.step)
-        """,
-        virtual=2,
-        TF_CPP_MIN_LOG_LEVEL="0",
+        """
     )
-    assert out == "6\n"
+    done = run([sys.executable, "-c", program], TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.stdout == "6\n"
+    assert not re.search(r"OUT_OF_RANGE|End of sequence|^W|Warning", done.stderr, re.M), done.stderr
 
 
 def scaled(**options):
@@ -693,7 +697,7 @@ def test_a1_fifty_steps_on_1_2_and_4_devices(home):
             (X.astype("float64"), Y.astype("float64")), batch_size=13, steps=50, progress=False
         )
         runs.append([np.asarray(history.losses), *(v.numpy() for v in (a, b, c))])
-    for run in runs[1:]:
-        for found, expected in zip(run[1:], runs[0][1:], strict=True):
+    for other in runs[1:]:
+        for found, expected in zip(other[1:], runs[0][1:], strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-12)
         np.testing.assert_allclose(run[0], runs[0][0], rtol=1e-6)  # the history is float32
