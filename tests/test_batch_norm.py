@@ -16,7 +16,6 @@ from colonnade.run import exchange, segments
 from colonnade.run.split import Arguments
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
-pytestmark = pytest.mark.no_cover
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 FAR = 1e-2
@@ -195,6 +194,7 @@ def test_adam_clipping_and_a_penalty():
     assert_same(run(3, True), run(1, False))
 
 
+@pytest.mark.long
 def test_steps_inside_the_graph_and_a_short_last_batch():
     found = []
     for devices, synchronized in ((1, False), (3, True)):
@@ -207,6 +207,7 @@ def test_steps_inside_the_graph_and_a_short_last_batch():
     assert_same(found[1], found[0])
 
 
+@pytest.mark.long
 def test_weighted_losses():
     found = []
     for devices, synchronized in ((1, False), (2, True)):
@@ -246,6 +247,7 @@ def test_keras_fit():
     assert_same(found[1], found[0])
 
 
+@pytest.mark.long
 def test_half_precision_policy():
     """Statistics are summed in float32; what lies around them is rounded to 8 bits."""
     found = []
@@ -258,6 +260,7 @@ def test_half_precision_policy():
     assert difference(found[1], found[0]) < 0.05
 
 
+@pytest.mark.long
 def test_layers_that_are_called_again_for_the_gradient():
     """`tf.recompute_grad` calls the layer in the backward pass, and that must be synchronised as well."""
     found = []
@@ -277,6 +280,7 @@ def test_layers_that_are_called_again_for_the_gradient():
     assert_same(found[1], found[0])
 
 
+@pytest.mark.long
 def test_between_embedding_loop_and_prints(capfd):
     """Sparse gradients, a loop whose tensors are needed by its gradient, a trace for each replica."""
     found = []
@@ -404,6 +408,7 @@ def test_clones_with_different_data_synchronised():
     np.testing.assert_allclose(square, 49 / 41, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_several_runs_are_equal_bit_for_bit():
     first, second = trained(stacked, 4, rows=13), trained(stacked, 4, rows=13)
     assert first[0] == second[0]

@@ -411,6 +411,7 @@ def test_resume_false_refuses_what_is_there(tmp_path):
     assert steps_in(tmp_path) == [3, 4, 6]
 
 
+@pytest.mark.long
 def test_a_program_with_several_fits_finds_its_place(tmp_path):
     def program(folder, fits, last=None):
         w, trainer = linear()
@@ -449,6 +450,7 @@ def test_what_ended_a_fit_is_remembered(tmp_path):
         other.fit(batches().map(lambda x, y: (x, y, y)), epochs=2, checkpoint=saved(tmp_path), progress=False)
 
 
+@pytest.mark.long
 def test_local_training_does_not_wait_long_for_a_join(tmp_path, monkeypatch):
     """A scheduler waits for 30 seconds, and the next join may be far away."""
     monkeypatch.setattr(keeper, "PATIENCE", 0.2)
@@ -608,6 +610,7 @@ def test_no_pickle_anywhere():
     assert [path for path, text in sources.items() if "pickle" in text] == []
 
 
+@pytest.mark.long
 def test_ctrl_c_at_a_prompt_returns(tmp_path):
     """Nobody wants to lose his session with the fit."""
     said = fresh(

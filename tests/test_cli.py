@@ -102,6 +102,7 @@ def test_doctor_of_a_recorded_machine():
     assert "ask linus about 31337" in done.stdout
 
 
+@pytest.mark.long
 def test_selftest(tmp_path):
     from colonnade.run.selftest import CHECKS
 
@@ -143,6 +144,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_the_bundle_may_be_the_standard_output():
     """Written once, and nothing beside it: in a file, two who write would overwrite each other."""
     done = forked(["-c", QUICK, "selftest", "--bundle", "/dev/stdout"])  # its standard output is a file

@@ -20,7 +20,6 @@ from colonnade.run import descent, lockstep
 from colonnade.run.descent import Descent
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
-pytestmark = pytest.mark.no_cover
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")

@@ -188,6 +188,7 @@ def assert_equal_to_keras(*arguments, **options):
         np.testing.assert_allclose(history[name], of_keras[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_mask_that_ends_inside_is_no_hindrance():
     layers = keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2)
     (start,) = [layer.get_config() for layer in layers[:1]]
@@ -256,6 +257,7 @@ def two_outputs():
     return made
 
 
+@pytest.mark.long
 def test_losses_of_several_outputs_where_a_batch_has_fewer_rows_than_devices():
     assert_equal_to_keras(two_outputs, X[:17], [TARGETS[:17], TARGETS[:17]])
 

@@ -335,6 +335,7 @@ def test_nothing_is_left_when_the_program_has_ended(tmp_path):
     assert claims(job.leases) == ()
 
 
+@pytest.mark.long
 def test_the_lease_outlives_a_killed_launcher_as_long_as_the_program_does(tmp_path):
     job = Job(
         tmp_path, "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(300)"

@@ -381,6 +381,7 @@ def test_bad_settings(make, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.long
 def test_numbers_of_numpy_are_numbers():
     local, _ = trained(cn.LocalSGD(np.int64(2)), 4)
     assert np.array_equal(local, trained(cn.LocalSGD(2), 4)[0])
@@ -467,6 +468,7 @@ def test_synchronised_batch_norm_is_refused():
         trainer.train_on_batch(X.astype("float32"), Y.astype("float32"))
 
 
+@pytest.mark.long
 def test_an_outer_optimizer_is_not_shared_between_trainers():
     sync = cn.LocalSGD(2, outer=keras.optimizers.SGD(1.0, momentum=0.9))
     first, _ = trained(sync, 6)

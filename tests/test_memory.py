@@ -99,6 +99,21 @@ def test_variables_count_where_they_live(variables, held, monkeypatch):
     assert [(d.gradients + d.activations) / size for d in estimate.devices] == pytest.approx(peaks)
 
 
+def test_other_modes_have_variables_on_every_device(monkeypatch):
+    net = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, use_bias=False)])
+    size = 4 * net.count_params()
+    seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
+    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
+
+    def held(sync):
+        optimizer = keras.optimizers.Adam()
+        trainer = cn.Trainer(lambda x: tf.reduce_mean(net(x), 1), optimizer, devices=2, sync=sync)
+        return [(d.parameters / size, d.slots / size) for d in trainer.memory(tf.ones([8, 64])).devices]
+
+    assert held(cn.LocalSGD(4)) == [(1, 2), (1, 2)]
+    assert held(cn.Asynchronous()) == [(2, 2), (1, 0)]  # the first also has those that all share
+
+
 def test_bad_functions():
     with pytest.raises(cn.InvalidArgument, match="must be a loss function or a Keras model"):
         cn.memory(3, tf.ones([2, 2]))
@@ -201,6 +216,7 @@ def test_what_width_layers_compute_counts_where_they_compute_it():
 SPARSE = [[0, 2], [1, 5], [3, 1002]]
 
 
+@pytest.mark.long
 def test_a_sparse_batch_is_rehearsed_with_its_own_entries():
     wide = [
         cn.width.SparseDense(16, "relu", split="rows", devices=4),

@@ -710,6 +710,7 @@ def assert_like_unsplit(nest, rows, devices):
         assert np.array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(rows=st.integers(1, 200), devices=st.integers(1, 8), join=st.sampled_from(["mean", "sum"]))
 def test_any_join_of_any_batch(rows, devices, join):

@@ -406,6 +406,7 @@ def test_on_cards_a_float_is_the_witness_of_the_end():
     assert cut.device == ""
 
 
+@pytest.mark.long
 def test_stages_that_wait_wait_together():
     """F2 of a real run: forward takes 2 + 4 - 1 naps where stages overlap, and 2 x 4 where they do not."""
 
@@ -630,6 +631,7 @@ def test_inputs_of_a_functional_model_are_found_by_name_and_cast():
         pipeline({"b": b})
 
 
+@pytest.mark.long
 def test_a_mask_that_leaves_a_nested_model_is_refused():
     masked = keras.layers.Embedding(5, 4, mask_zero=True)
     inner = keras.Sequential([masked, keras.layers.LSTM(4, return_sequences=True)], name="inner")

@@ -84,5 +84,6 @@ def test_profiler_events_have_times():
     assert 0 < event.end - event.start < 10
 
 
+@pytest.mark.long
 def test_placement_starts_from_a_fresh_process():
     assert "CPU:0" in fresh("print(cn.placement(lambda x: x + 1.0, tf.ones(2)))")

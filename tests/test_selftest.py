@@ -285,6 +285,7 @@ def ring():
     return answer.said
 
 
+@pytest.mark.long
 def test_placed_adds_equal_a_collective(ring):
     verdict = movement.judge_collective(DEVICES, ring, "2.21.5")
     assert verdict.passed

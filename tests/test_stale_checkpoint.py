@@ -119,6 +119,7 @@ def test_a_signal_lets_what_was_begun_be_finished_and_saved(tmp_path):
     assert counts.numpy().tolist() == [3.0] * 24
 
 
+@pytest.mark.long
 def test_on_another_number_of_devices_the_stored_values_are_the_same(tmp_path):
     fit(counting(4)[1], tmp_path, steps=5)
     (value,) = [v for step, v in saved(tmp_path, "parameters/counts").items() if step == 5]

@@ -700,4 +700,4 @@ def test_a1_fifty_steps_on_1_2_and_4_devices(home):
     for other in runs[1:]:
         for found, expected in zip(other[1:], runs[0][1:], strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-12)
-        np.testing.assert_allclose(run[0], runs[0][0], rtol=1e-6)  # the history is float32
+        np.testing.assert_allclose(other[0], runs[0][0], rtol=1e-6)  # the history is float32

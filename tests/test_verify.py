@@ -105,6 +105,7 @@ def test_a_coarse_output_does_not_loosen_the_others():
     assert tolerances["gradient of y"] < 1e-4
 
 
+@pytest.mark.long
 def test_gradients_of_what_passes_whole_and_of_namesakes():
     one, other = (tf.Variable(2.0, name="w") for _ in range(2))
     report = cn.verify(lambda x, t: x * t * one + other, X, cn.broadcast(tf.constant(3.0)), devices=2)

@@ -430,6 +430,7 @@ def test_a_trainer_on_several_devices_is_right_too(variables):
     np.testing.assert_allclose(found, trained(1)[0], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_run_twice_bit_for_bit():
     """D4."""
     (losses, model, trainer), (again, other, _) = trained(4), train(4, devices=1)
@@ -470,6 +471,7 @@ def conv_net(num_devices):
     return tower, wide
 
 
+@pytest.mark.long
 def test_convolutions_by_data_and_wide_layers_by_width():
     """D5: the tower on slices of the batch, the wide layers in parts, as on one device."""
     rng = np.random.default_rng(0)

@@ -74,9 +74,15 @@ class Descent:
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", refused(traces))
         if memory is not None and limited(self._settings.devices):
-            part = with_factor(with_stand_ins(batch), counts)[0]
-            check("this training", misfits(memory(traces[0], part, len(counts))))
+            check("this training", misfits(self.estimate(batch, counts, memory)))
         self.build()
+
+    def estimate(
+        self, batch: Arguments, counts: Sequence[int], memory: Callable[[Objective, Arguments, int], Memory]
+    ) -> Memory:
+        """What each device needs for a step on these slices."""
+        largest = self.objective(specs(batch, counts)[0], 0, len(counts))
+        return memory(largest, with_factor(with_stand_ins(batch), counts)[0], len(counts))
 
     def build(self) -> None:
         """Make the optimizer's variables, for the parameters of what was traced."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
 from colonnade.run.batches import Batches
+from colonnade.run.footprint import Memory
 from colonnade.run.reduce import Order, order_for
 from colonnade.run.residence import MODES
 from colonnade.run.split import Arguments
@@ -138,6 +139,9 @@ class Engine(Protocol):
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         """What is to be raised for an error of a step."""
+
+    def memory(self, batch: Arguments) -> Memory:
+        """An estimate of what a step on such a batch takes on each device; makes no variables."""
 
     def homes(self) -> dict[str, str]:
         """The device of every parameter and slot, by name."""

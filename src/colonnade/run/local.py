@@ -78,6 +78,9 @@ class Local:
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
+    def memory(self, batch: Arguments) -> Memory:
+        return self._descent.estimate(batch, self._counts(batch), self._memory)
+
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         return of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
 

@@ -96,6 +96,11 @@ class Stale:
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
+    def memory(self, batch: Arguments) -> Memory:
+        rows = batch.size("the batch")
+        assert rows is not None
+        return self._descent.estimate(batch, sizes(rows, len(self.devices)), self._memory)
+
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
         found = of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)

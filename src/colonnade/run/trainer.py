@@ -136,13 +136,10 @@ class Trainer:
         return self._engine.traffic()
 
     def memory(self, *batch: Any) -> Memory:
-        """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it."""
-        if not isinstance(self._engine, Lockstep):
-            rule = "is not estimated: its replicas have variables of their own"
-            problem = Problem(
-                "sync", self._how["sync"], rule, "Estimate cn.Synchronous(), and add a copy for each device"
-            )
-            raise InvalidArgument("memory()", [problem])
+        """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it.
+
+        What a join of local training keeps beside the replicas (the centre, an outer optimizer) is not in it.
+        """
         return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
 
     def train_on_batch(self, *batch: Any) -> Record:
