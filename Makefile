@@ -33,16 +33,15 @@ docs: $(VENV)/.dev
 clean:
 	rm -rf $(VENV)
 
-# A stamp per set of packages: a second run installs nothing unless pyproject.toml changed. Python compiles
-# what is imported by itself; all of TensorFlow would take half a minute.
+# A stamp per set of packages: a second run installs nothing unless pyproject.toml changed.
 $(VENV)/.demo: pyproject.toml | $(VENV)/.python
 	@echo "Installing TensorFlow ($(EXTRA)) and Colonnade into $(VENV), once; this takes a minute or two."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$(EXTRA),demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.python
 	@echo "Installing TensorFlow ($(EXTRA)), Colonnade and its tools into $(VENV), once; this takes a minute or two."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$(EXTRA),demo,bench,experiment,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo,bench,experiment,dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.python:

@@ -424,6 +424,7 @@ def test_a_trace_without_synchronisation_is_not_cut(monkeypatch):
     trained(stacked, 1, synchronized=True)
 
 
+@pytest.mark.long
 def test_replicas_run_on_their_devices():
     engine = cn.Trainer(loss_of(built(convolutional, True)), keras.optimizers.SGD(0.05), devices=2)._engine
     batch = Arguments(tuple(tf.constant(part) for part in next(batches(12))), {})

@@ -321,6 +321,7 @@ def test_losses_that_are_quotients_over_all_examples_are_refused(loss, refused):
         assert_equal_to_keras(make, X[:17], (TARGETS[:17] > 0).astype("float32"))
 
 
+@pytest.mark.long
 def test_checkpoints_are_those_of_keras(tmp_path):
     """`checkpoint=` says what to use instead, and that works: a second call goes on after the first."""
 

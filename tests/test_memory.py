@@ -229,6 +229,7 @@ def test_a_sparse_batch_is_rehearsed_with_its_own_entries():
     assert [d.device[-5:] for d in estimate.devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
 
 
+@pytest.mark.long
 def test_the_cause_of_a_failed_rehearsal_is_told():
     weight = tf.Variable([[1.0]])
 

@@ -293,6 +293,7 @@ def test_placed_adds_equal_a_collective(ring):
     assert [each["size"] for each in ring] == list(collective.SIZES)
 
 
+@pytest.mark.long
 def test_placed_adds_and_the_collective_fail(ring, monkeypatch):
     other = [{**each, "sums": [*each["sums"][:-1], 1]} for each in ring]
     assert "different sums of 1000, 4000000 numbers" in movement.judge_collective(DEVICES, other, "2").found

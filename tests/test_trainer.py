@@ -517,6 +517,7 @@ def test_losses_of_a_wrong_shape_and_functions_without_variables():
         nothing.train_on_batch(X, Y)
 
 
+@pytest.mark.long
 def test_no_warning_at_the_end_of_the_data():
     program = textwrap.dedent(
         """
