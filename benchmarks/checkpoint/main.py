@@ -5,7 +5,9 @@ python benchmarks/checkpoint/main.py [--quick]
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +19,8 @@ PROGRAM = Path(__file__).with_name("contender.py")
 LIMIT = 0.035
 
 
-def main(quick: bool) -> None:
+def main(quick: Annotated[bool, typer.Option("--quick", help="One short round.")] = False) -> None:
+    """Hold the contests and say whether the limit is met."""
     rounds, steps = (1, 120) if quick else (3, 400)
     table = Table(
         *("model", "time between saves, s", "stall of a save, ms", "share (95%)", "limit", "verdict"),
@@ -40,4 +43,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    typer.run(main)
