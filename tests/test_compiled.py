@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
+from colonnade.reason.staleness import race
 from colonnade.run import compiled
 
 RNG = np.random.default_rng(0)
@@ -57,13 +58,58 @@ def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name)
 
 
 def test_asynchronous_updates_too(monkeypatch, compilations):
-    sync = cn.Asynchronous()
-    plain = trained(monkeypatch, math.inf, OPTIMIZERS["adam"](), sync, devices=1)
+    """With their order fixed: the schedule and the counter that one sees go by global steps."""
+
+    def sync():
+        return cn.Asynchronous(order=race([1.0, 1.5, 1.0]))
+
+    plain = trained(monkeypatch, math.inf, OPTIMIZERS["momentum"](), sync())
     assert not compilations
-    fast = trained(monkeypatch, 0, OPTIMIZERS["adam"](), sync, devices=1)
+    fast = trained(monkeypatch, 0, OPTIMIZERS["momentum"](), sync())
     assert compilations
+    assert 5 in [value for value in fast[0] if value.dtype.kind == "i"]
     for found, expected in zip(fast[0], plain[0], strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
+
+
+def test_large_float32_clipped_by_the_norm_of_all(monkeypatch, compilations):
+    """The norm is a sum in another order: of a million numbers, to a millionth."""
+    monkeypatch.setattr(compiled, "LARGE", 2**18)
+    found = []
+    for large in (math.inf, 2**18):
+        monkeypatch.setattr(compiled, "LARGE", large)
+        w = tf.Variable(np.random.default_rng(1).normal(size=[1000, 1000]).astype("float32"))
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+        trainer = cn.Trainer(lambda x, w=w: tf.reduce_mean(tf.tanh(x @ w), axis=1), optimizer, devices=2)
+        for _ in range(3):
+            trainer.train_on_batch(np.ones([4, 1000], "float32"))
+        found.append(w.numpy())
+    assert compilations
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+def test_half_precision_is_not_compiled(monkeypatch, compilations):
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    w = tf.Variable(tf.ones([6, 1], tf.bfloat16))
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(tf.cast(x, w.dtype) @ w, 1), keras.optimizers.SGD(0.1), devices=2
+    )
+    trainer.train_on_batch(X)
+    assert not compilations
+
+
+def test_replicas_with_other_gradients_are_added_up_before(monkeypatch, compilations):
+    """A loss may have no gradient for slices of some size: here of 3 rows, and not of 4."""
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    w, b = tf.Variable(np.ones([6, 1])), tf.Variable(np.ones([1]))
+
+    def loss(x):
+        return tf.squeeze(x @ w + (b if x.shape[0] == 4 else tf.stop_gradient(b)), axis=1)
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.7), devices=2)
+    trainer.train_on_batch(X[:7])
+    np.testing.assert_allclose(w.numpy(), 1 - 0.7 * X[:7].mean(axis=0)[:, None])
+    np.testing.assert_allclose(b.numpy(), 1 - 0.7 * 4 / 7)
 
 
 def test_what_is_not_plain_arithmetic_is_not_compiled(monkeypatch, compilations):

@@ -111,6 +111,25 @@ def test_parts_are_consecutive_and_where_they_belong():
     assert devices_of(slots) == [3] * 10
 
 
+def test_parts_stay_where_they_are_when_variables_are_partitioned():
+    wide = cn.width.Dense(6, gather=False, devices=[2, 3])
+    narrow = cn.width.Dense(1, split="rows", devices=[2, 3])
+    net = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), wide, narrow])
+    loss = lambda x: tf.squeeze(net(x), axis=1)  # noqa: E731
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1, momentum=0.9), devices=2, variables="partitioned")
+    before = [part.numpy() for part in wide.logical[0].parts]
+    trainer.train_on_batch(np.ones([4, 4], "float32"))
+    homes = {name: device[-5:] for name, device in trainer.homes().items() if "part" in name}
+    assert {
+        name.partition(":")[0][-1] + device for name, device in homes.items() if "momentum" not in name
+    } == {
+        "0CPU:2",
+        "1CPU:3",
+    }
+    for part, old in zip(wide.logical[0].parts, before, strict=True):
+        assert not np.array_equal(part.numpy(), old)
+
+
 def test_work_is_done_where_the_part_is():
     """Forward, backward and the update of each part run on its device."""
     model, x = autoencoder(4, width=53, inner=8), sparse(width=53)

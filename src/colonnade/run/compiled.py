@@ -16,6 +16,8 @@ from colonnade.run.graph import Capture, captures
 # Compiling takes some tenths of a second: worth it for updates that touch at least so many numbers.
 LARGE = 2**18
 
+HALVES = (tf.float16, tf.bfloat16)
+
 # What XLA is sure to compile, and to compute as TensorFlow does: variables and arithmetic.
 # fmt: off
 PLAIN = {
@@ -39,28 +41,24 @@ def compiled(fn: Callable[..., Any], *specs: Any) -> Any:
 def fast(fn: Callable[..., Any], *specs: Any) -> Any:
     """An update as a concrete function, compiled if that is worth it."""
     plain = concrete(fn, *specs)
-    found = captures(plain)
-    if not worth_compiling(plain, found):
-        return plain
-
-    def call(*args: Any) -> Any:
-        handles = [capture.tensor for capture in found]
-        return tf.raw_ops.StatefulPartitionedCall(args=[*args, *handles], Tout=[tf.int32], f=plain)[0]
-
-    return compiled(call, *specs)
+    # Called as a function, and not as an op, so that the graph around it knows the variables.
+    return compiled(lambda *args: plain(*args), *specs) if worth_compiling(plain, captures(plain)) else plain
 
 
 def worth_compiling(update: Any, found: Sequence[Capture]) -> bool:
     """Whether an update, given as a concrete function, is large, plain arithmetic, and on one CPU device.
 
-    Sparse gradients are not plain: each number of rows would be compiled anew.
+    Sparse gradients are not plain: each number of rows would be compiled anew. Nor are halves of floats, of
+    which XLA may keep more bits than TensorFlow does.
     """
     variables = [capture.variable for capture in found if capture.variable is not None]
-    numbers = sum(variable.shape.num_elements() for variable in variables)
     places = {variable.device for variable in variables}
+    if not all(variable.shape.is_fully_defined() for variable in variables):
+        return False
     return (
-        numbers >= LARGE
+        sum(variable.shape.num_elements() for variable in variables) >= LARGE
         and len(variables) == len(found)
+        and not any(tensor.dtype in HALVES for op in update.graph.get_operations() for tensor in op.outputs)
         and len(places) == 1
         and "CPU" in places.pop()
         and all(op.type in PLAIN for op in update.graph.get_operations())

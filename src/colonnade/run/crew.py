@@ -116,10 +116,9 @@ class Threads:
 
     def __init__(self, shared: Shared) -> None:
         self._shared, self.desk = shared, Desk(shared)
-        self.few = 2 * len(shared.devices)  # slices, with which every device can go on for a while
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._results: deque[Finished | BaseException] = deque()
-        # Rung when a step is complete and few slices are left: waking up the main thread takes time.
+        # Rung when a step is complete, and not for every slice: waking up the main thread takes time.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._under_way = 0
         self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
@@ -175,8 +174,7 @@ class Threads:
                 following = self._following()
                 found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
                 self._results.append(found)
-                complete = next(piece.tally.finished) == len(piece.tally.sliced.counts)
-                if complete and self.waiting < self.few:
+                if next(piece.tally.finished) == len(piece.tally.sliced.counts):
                     self._bell.put(None)
                 piece = following or self._queue.get()
         except BaseException as error:
@@ -204,7 +202,6 @@ class InOrder:
 
     def __init__(self, shared: Shared) -> None:
         self._shared, self.desk = shared, Desk(shared)
-        self.few = 2 * len(shared.devices)
         self._queue: deque[Piece] = deque()
         self._held: dict[int, tuple[Piece, list[Any]]] = {}
 

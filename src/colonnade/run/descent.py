@@ -74,14 +74,19 @@ class Descent:
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
         check("the loss function", refused(traces))
         if memory is not None and limited(self._settings.devices):
-            check("this training", misfits(self.estimate(batch, counts, memory)))
+            check("this training", misfits(self.estimate(batch, counts, refused, memory)))
         self.build()
 
     def estimate(
-        self, batch: Arguments, counts: Sequence[int], memory: Callable[[Objective, Arguments, int], Memory]
+        self,
+        batch: Arguments,
+        counts: Sequence[int],
+        refused: Callable[[Sequence[Traced]], Iterable[Problem]],
+        memory: Callable[[Objective, Arguments, int], Memory],
     ) -> Memory:
         """What each device needs for a step on these slices."""
         largest = self.objective(specs(batch, counts)[0], 0, len(counts))
+        check("the loss function", refused([largest]))
         return memory(largest, with_factor(with_stand_ins(batch), counts)[0], len(counts))
 
     def build(self) -> None:

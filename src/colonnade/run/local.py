@@ -79,7 +79,7 @@ class Local:
             yield from refusals(traces[0])
 
     def memory(self, batch: Arguments) -> Memory:
-        return self._descent.estimate(batch, self._counts(batch), self._memory)
+        return self._descent.estimate(batch, self._counts(batch), self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         return of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)

@@ -103,10 +103,10 @@ class Lockstep:
 
     def _check_memory(self, batch: Arguments) -> None:
         """Refuse what does not fit; a batch that is no larger than one that fits is not looked at again."""
-        size, kind = batch.size("the batch") or 0, batch.resized(1).key()
-        if size > self._fitting.get(kind, 0):
+        largest, kind = max(self._counts(batch)), batch.resized(1).key()
+        if largest > self._fitting.get(kind, 0):
             check("this training", misfits(self.memory(batch)))
-            self._fitting[kind] = size
+            self._fitting[kind] = largest
 
     def _trace(self, batch: Arguments) -> None:
         counts = self._counts(batch)
@@ -121,8 +121,9 @@ class Lockstep:
     def memory(self, batch: Arguments) -> Memory:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""
         counts = self._counts(batch)
-        largest = self._objective(specs(batch, counts)[0], 0, len(counts))
-        part = with_factor(with_stand_ins(batch), counts)[0]
+        which = counts.index(max(counts))
+        largest = self._objective(specs(batch, counts)[which], which, len(counts))
+        part = with_factor(with_stand_ins(batch), counts)[which]
         mode, by = self._settings.mode, self._settings.dealt
         return of_replicas(largest, self.optimizer, part, self.devices, mode, len(counts), by)
 
@@ -236,14 +237,19 @@ class Lockstep:
 
     def _sums_at_once(self, rows: Sequence[Sequence[Any]]) -> bool:
         """Whether the gradients of the replicas are summed by a compiled update, and not before it."""
-        alone = self._settings.mode == "shared" and self._descent.penalty is None
-        return alone and self._update(rows[0]).compiles
+        if self._settings.mode != "shared" or self._descent.penalty is not None:
+            return False
+        kinds = {
+            self._descent.update(row) for row in rows
+        }  # a slice of another size may have other gradients
+        return len(kinds) == 1 and self._update(rows[0]).compiles
 
     def _summed_and_written(self, rows: Sequence[Sequence[Any]]) -> Any:
         assert self.residence is not None
         update = self._update(rows[0])
         bindings = self.residence.update_bindings(0, update.captures)
-        done = update.at_once([components(row) for row in rows], update.bound(bindings))
+        handles, place = update.bound(bindings), self.parameters[0].device
+        done = update.at_once([components(row) for row in rows], handles, place)
         return self._settled([done], len(rows))
 
     def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
@@ -269,6 +275,8 @@ class Lockstep:
         """Update one copy of the variables."""
         assert self.residence is not None
         bindings = self.residence.update_bindings(home, update.captures)
+        if update.compiles and len(set(self.every_device)) == 1 and self._settings.mode == "partitioned":
+            return update.at_once([components(gradients)], update.bound(bindings), self.every_device[0])
         device = None if self._settings.mode == "partitioned" else self.devices[home]
         with tf.device(device), tf.name_scope(f"update_{home}"):
             return update.call(components(gradients), update.bound(bindings), self._function(update, home))

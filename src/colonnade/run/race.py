@@ -12,7 +12,7 @@ from colonnade.run.batches import Batches
 from colonnade.run.crew import InOrder, Shared, Threads
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.numbers import Numbers
-from colonnade.run.source import MANY, SHORT, Cutter
+from colonnade.run.source import Cutter
 from colonnade.run.split import Arguments
 from colonnade.run.tally import Finished, Piece, Sliced, Tally
 
@@ -118,7 +118,6 @@ class Run:
         self._numbers = Numbers()
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
-        self._fed, self._given = time.perf_counter(), 0  # when the queue was filled, and with how many
         self._left = math.inf  # steps that may be begun
         self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
@@ -171,16 +170,13 @@ class Run:
     def _feed(self) -> None:
         """Keep slices in the queue: enough for every device to go on while another batch is cut.
 
-        Short steps are given out many at a time, so that threads do not wait for each other all the time.
+        Not more than a few batches at a time: where data come slower than devices take them, the queue is
+        never full.
         """
-        few = self._crew.few
-        if self._crew.waiting >= few:
-            return
-        now = time.perf_counter()
-        short = now - self._fed < SHORT * self._given
-        self._fed, self._given = now, 0
-        while self._left > 0 and self._crew.waiting < (few * MANY if short else few):
-            self._given += 1
+        few = 2 * len(self._engine.devices)
+        for _ in range(few):
+            if self._left <= 0 or self._crew.waiting >= few:
+                return
             found = next(self._batches, None)
             if found is None:
                 return

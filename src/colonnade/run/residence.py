@@ -70,6 +70,8 @@ class Residence:
     def deal(self, owners: dict[Any, int], devices: Sequence[str]) -> None:
         """Give each parameter and slot to a device (partitioned); all replicas share the owner's copy."""
         for variable in [*self.parameters, *self.slots]:
+            if home_of(variable) is not None:
+                continue
             copy = copy_of(variable, devices[owners[variable.ref()]])
             for copies in self._copies:
                 copies[variable.ref()] = copy

@@ -99,7 +99,8 @@ class Stale:
     def memory(self, batch: Arguments) -> Memory:
         rows = batch.size("the batch")
         assert rows is not None
-        return self._descent.estimate(batch, sizes(rows, len(self.devices)), self._memory)
+        counts = sizes(rows, len(self.devices))
+        return self._descent.estimate(batch, counts, self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""

@@ -62,8 +62,11 @@ class Update:
         """Whether `at_once` may be called, and is worth it."""
         return worth_compiling(self.concrete, self.captures)
 
-    def at_once(self, rows: Sequence[Sequence[Any]], handles: Sequence[Any]) -> Any:
-        """Add up the gradients of replicas, given as plain tensors, and apply the sum: compiled."""
+    def at_once(self, rows: Sequence[Sequence[Any]], handles: Sequence[Any], device: str) -> Any:
+        """Add up the gradients of replicas, given as plain tensors, and apply the sum: compiled.
+
+        `device` is where all the variables are.
+        """
         num_replicas, each = len(rows), len(self._specs)
         if num_replicas not in self._sums:
 
@@ -74,7 +77,7 @@ class Update:
 
             handed = [tf.TensorSpec(handle.shape, handle.dtype) for handle in self._handles()]
             self._sums[num_replicas] = compiled(summed, *self._specs * num_replicas, *handed)
-        with tf.device(self._parameters[0].device):
+        with tf.device(device):
             return self._sums[num_replicas](*chain(*rows), *handles)
 
     def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
