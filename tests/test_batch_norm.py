@@ -236,6 +236,7 @@ def test_evaluation_with_batch_statistics_is_synchronised_too():
     np.testing.assert_allclose(found[1], found[0], **CLOSE)
 
 
+@pytest.mark.long
 def test_keras_fit():
     found = []
     for devices, synchronized in ((1, False), (3, True)):
@@ -339,6 +340,7 @@ def test_a_nan_stops_before_anything_is_applied(variables):
 
 
 @pytest.mark.parametrize("synchronized", [True, *long(False)])
+@pytest.mark.long
 def test_a_skipped_step_leaves_no_trace_in_the_moving_averages(synchronized):
     """Also inside the graph, where the replicas' own copies go on to the next step."""
     good = list(batches(12, steps=3))

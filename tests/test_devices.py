@@ -151,6 +151,7 @@ def test_what_was_leased_must_be_a_number(bad):
     assert leased(Request(virtual=2, memory=0.5), environment, CARDS) == Request(virtual=2, memory=0.5)
 
 
+@pytest.mark.long
 def test_what_was_leased_comes_too_late_as_an_argument_would():
     out = fresh("""
         import os

@@ -353,6 +353,7 @@ def test_what_tensorflow_said():
     )
 
 
+@pytest.mark.long
 def test_asking_tensorflow():
     import tensorflow as tf
 

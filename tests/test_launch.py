@@ -398,6 +398,7 @@ def test_ctrl_c_while_waiting(tmp_path):
     assert first.returncode == 143
 
 
+@pytest.mark.long
 def test_a_plain_setup_gets_what_was_leased(tmp_path):
     program = "import colonnade as cn; print(*cn.setup())"
     code, said, errors = Job(tmp_path, program, "--cards", "2").end()

@@ -29,6 +29,7 @@ def trained(devices, variables="auto"):
 
 
 @pytest.mark.parametrize("variables", ["partitioned", *long("shared")])
+@pytest.mark.long
 def test_an_lstm_equals_one_device(variables):
     _, alone = trained(1)
     _, found = trained(3, variables)

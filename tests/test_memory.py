@@ -46,9 +46,8 @@ print(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", *(pytest.param(n, marks=pytest.mark.long) for n in ("conv", "lstm"))]
-)
+@pytest.mark.parametrize("name", ["mlp", "conv", "lstm"])
+@pytest.mark.long
 def test_within_a_fifth_of_what_the_allocator_measures(name):
     """Both are in processes of their own, with as many threads as TensorFlow takes by itself."""
     space: dict = {"cn": cn}
@@ -61,6 +60,7 @@ def test_within_a_fifth_of_what_the_allocator_measures(name):
     assert device.total == pytest.approx(peak, rel=0.2)
 
 
+@pytest.mark.long
 def test_a_pipeline_has_each_stage_on_its_device():
     net = keras.Sequential([keras.Input([64]), keras.layers.Dense(256), keras.layers.Dense(16)])
     pipeline = cn.Pipeline(net, [[0, 1], [2, 3]], micro_batches=2)

@@ -118,6 +118,7 @@ def test_variables_and_slots_live_with_their_stage():
     assert homes[-2:] == ["CPU:3"] * 2  # momentum
 
 
+@pytest.mark.long
 def test_a_step_computes_on_the_devices_of_the_stages():
     model = mlp(2)
     pipeline = cn.Pipeline(model, [2, 5], micro_batches=2)

@@ -578,8 +578,7 @@ def test_bad_settings(make, says):
         (cn.Synchronous(), 0.5),
         (cn.Asynchronous(), 0.1),
         *long((cn.Asynchronous(max_staleness=1), 0.1), (cn.LocalSGD(8), 0.5)),
-        (cn.DiLoCo(16), 0.2),
-        *long((cn.Elastic(4, 0.2), 0.5)),
+        *long((cn.DiLoCo(16), 0.2), (cn.Elastic(4, 0.2), 0.5)),
     ],
     ids=["synchronous", "asynchronous", "staleness 1", "local", "diloco", "elastic"],
 )

@@ -35,7 +35,7 @@ def smaller_gradient(x):
     ("fn", "cause"),
     [
         (lambda x: tf.reduce_mean(x @ WEIGHTS), "mean"),
-        (lambda x: tf.reduce_sum(x @ WEIGHTS), "sum"),
+        *long((lambda x: tf.reduce_sum(x @ WEIGHTS), "sum")),
         *long((lambda x: tf.reduce_sum(x @ WEIGHTS, axis=0), "sum")),
         (lambda x: x - tf.reduce_mean(x, axis=0), "statistics"),
         *long((lambda x: x / tf.cast(tf.shape(x)[0], tf.float32), "size")),

@@ -443,6 +443,7 @@ def trained(num_parts):
 
 
 @pytest.mark.parametrize("variables", ["mirrored", *long("shared")])
+@pytest.mark.long
 def test_a_trainer_on_several_devices_is_right_too(variables):
     """Not what to do: every slice visits all parts. But the numbers are those of one device."""
     found, _, _ = train(3, devices=2, variables=variables)
