@@ -161,7 +161,7 @@ class Killer:
 def random_kills(folder: Path, kills: str, seed: str, mode: str, wanted: str = "") -> dict[str, Any]:
     chance = random.Random(int(seed))
     notes = folder / "notes"
-    notes.mkdir(exist_ok=True)
+    notes.mkdir(parents=True, exist_ok=True)
     wanted = wanted or unbroken(notes, mode)
     total = {"kills": 0, "inside a save": 0, "trainings": 0, "equal": 0}
     points: dict[str, int] = {}
@@ -197,7 +197,7 @@ def random_kills(folder: Path, kills: str, seed: str, mode: str, wanted: str = "
 def every_point(folder: Path, mode: str, wanted: str = "") -> dict[str, Any]:
     """A kill at each point of the first saves, one after the other, and the end of the training after it."""
     notes = folder / "notes"
-    notes.mkdir(exist_ok=True)
+    notes.mkdir(parents=True, exist_ok=True)
     wanted = wanted or unbroken(notes, mode)
     found, after = [], 0
     while True:
@@ -223,7 +223,7 @@ def every_point(folder: Path, mode: str, wanted: str = "") -> dict[str, Any]:
 def signals(folder: Path, wanted: str = "") -> dict[str, Any]:
     """What a training does when it is told to end; then it goes on and is compared."""
     notes = folder / "notes"
-    notes.mkdir(exist_ok=True)
+    notes.mkdir(parents=True, exist_ok=True)
     wanted = wanted or unbroken(notes, "shared")
     told = {}
     for name in ("SIGTERM", "SIGINT"):
@@ -246,7 +246,7 @@ def signals(folder: Path, wanted: str = "") -> dict[str, Any]:
 def launches(folder: Path, count: str) -> dict[str, int]:
     """While a training runs, others are refused its directory; once it is killed, another goes on."""
     notes, run = folder / "notes", folder / "run"
-    notes.mkdir(exist_ok=True)
+    notes.mkdir(parents=True, exist_ok=True)
     first = fork(notes, lambda: train(run, "shared", pause=1.0))
     while not (run / ".owner").exists():
         time.sleep(0.02)
