@@ -24,7 +24,7 @@ def undisturbed() -> Iterator[None]:
     """While a graph is traced, Python does not look for garbage.
 
     It would look again and again, because a graph is many objects that stay; through all of TensorFlow's
-    too. That takes a quarter of the time of a trace.
+    too.
     """
     if not gc.isenabled():
         yield
