@@ -16,8 +16,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before the tests are collected, because their modules make tensors.
 cn.setup(virtual=8)
 
-# TensorFlow and Keras are some hundred thousand objects that stay: looking for garbage among them takes a
-# quarter of the time of these tests.
+# TensorFlow and Keras are some hundred thousand objects that stay: looking for garbage among them took
+# up to a quarter of the time of a test file.
 gc.collect()
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
