@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import colonnade as cn
+from colonnade.run import lockstep
 from colonnade.run.shares import FIRST_WINDOW, Measured, alike, proportional
 
 RNG = np.random.default_rng(0)
@@ -102,6 +103,17 @@ def test_replicas_are_timed_inside_the_graph():
     fast, slow = trainer.shares().values()
     assert fast > 1.5 * slow  # how much exactly depends on what else the machine does
     assert fast + slow == pytest.approx(1)
+
+
+def test_memory_is_estimated_for_the_largest_slice(monkeypatch):
+    w = tf.Variable(1.0)
+    sync = cn.Synchronous(shares="measured")
+    trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2, sync=sync)
+    trainer._engine.shares.speeds = np.array([1.0, 4.0])
+    parts = []
+    monkeypatch.setattr(lockstep, "of_replicas", lambda _, __, part, *___: parts.append(part))
+    trainer.memory(np.ones(100, "float32"))
+    assert [part.components()[-1].shape[0] for part in parts] == [80]
 
 
 def test_speeds_are_kept_in_a_checkpoint():

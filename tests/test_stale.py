@@ -1,12 +1,14 @@
 """Asynchronous training: in a fixed order against NumPy, with real threads by what must hold in any order."""
 
 import json
+import math
 import os
 import signal
 import threading
 import time
 from collections import deque
-from itertools import islice
+from itertools import count, islice
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -18,6 +20,8 @@ import colonnade as cn
 from colonnade.reason.staleness import Event, race
 from colonnade.run import source
 from colonnade.run.batches import without_tuning
+from colonnade.run.numbers import Numbers
+from colonnade.run.race import Run
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -607,3 +611,15 @@ def test_islice_of_a_race_is_an_order_too():
     trainer.fit(batches(4), progress=False)
     expected, _ = reference(race([1.0, 2.0, 3.0]), batches(4), 3)
     np.testing.assert_allclose(w, expected, rtol=0, atol=1e-13)
+
+
+def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_thread():
+    """The queue is empty whenever it is looked at; the main thread gives a few batches and goes on."""
+    given = []
+    run = Run.__new__(Run)
+    run._engine = SimpleNamespace(devices=("CPU:0", "CPU:1"), steps=0, made=0)
+    run._crew = SimpleNamespace(waiting=0, give=given.append)
+    run._batches = ((None, [[]]) for _ in count())
+    run._left, run._open, run._complete, run._numbers = math.inf, deque(), deque(), Numbers()
+    run._feed()
+    assert len(given) == 4

@@ -239,9 +239,8 @@ class Lockstep:
         """Whether the gradients of the replicas are summed by a compiled update, and not before it."""
         if self._settings.mode != "shared" or self._descent.penalty is not None:
             return False
-        kinds = {
-            self._descent.update(row) for row in rows
-        }  # a slice of another size may have other gradients
+        # A slice of another size may have gradients of another kind.
+        kinds = {self._descent.update(row) for row in rows}
         return len(kinds) == 1 and self._update(rows[0]).compiles
 
     def _summed_and_written(self, rows: Sequence[Sequence[Any]]) -> Any:
