@@ -301,11 +301,17 @@ def test_an_error_of_the_data_stops_the_devices():
 
 
 def test_an_error_in_a_step_that_was_begun_is_raised_though_a_callback_ends_the_fit():
-    """While the fifth step is taken, slices of the sixth are in the queue."""
+    """While the fifth step is taken, slices of the sixth are in the queue: data come faster than steps."""
     w = tf.Variable(1.0)
-    trainer = cn.Trainer(
-        lambda x: w * tf.math.log(x), keras.optimizers.SGD(0.0), devices=2, sync=cn.Asynchronous()
-    )
+
+    def slow(x):
+        time.sleep(0.05)
+        return x
+
+    def loss(x):
+        return w * tf.math.log(tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), x.shape))
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=2, sync=cn.Asynchronous())
     data = [np.ones(2, "float32")] * 30
     data[5] = -data[0]
     with pytest.raises(cn.NotFinite, match=r"at step 6.* This slice was not applied; other slices may"):
