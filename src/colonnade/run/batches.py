@@ -29,7 +29,7 @@ class Batches:
     ) -> None:
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
-        self._dataset = without_tuning(dataset.map(_with_size).prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self.cardinality = int(dataset.cardinality())  # batches in a pass, if that is known
         self._passes, self.begun, self.exact = passes, 0, exact
         self._start: Any = None
@@ -60,8 +60,8 @@ class Batches:
         found = self.iterator.get_next_as_optional()
         self.size = 0
         if found.has_value():
-            size, _, batch = found.get_value()
-            self.go_on_with(int(size), tf.nest.flatten(batch, expand_composites=True))
+            batch = found.get_value()
+            self.go_on_with(int(rows(batch)), tf.nest.flatten(batch, expand_composites=True))
 
     def pass_over(self, begun: int) -> None:
         """Begin as many passes as were begun before: a dataset that reshuffles counts them."""
@@ -175,11 +175,11 @@ def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _with_size(*batch: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The number of rows, the dims of everything, the batch."""
+def rows(batch: Any) -> Any:
+    """The size of a batch."""
     tensors = tf.nest.flatten(batch)
-    rows = next((t for t in tensors if t.shape.rank != 0), None)
-    return tf.constant(1) if rows is None else _dims(rows)[0], dims(tensors), batch
+    first = next((t for t in tensors if t.shape.rank != 0), None)
+    return tf.constant(1) if first is None else _dims(first)[0]
 
 
 def dims(tensors: Sequence[Any]) -> Any:

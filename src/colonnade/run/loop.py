@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from colonnade.run.batches import Batches, dims
+from colonnade.run.batches import Batches, dims, rows
 from colonnade.run.concrete import concrete
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.split import Arguments
@@ -86,8 +86,8 @@ class Loop:
 
         The batch at hand is a loop variable and the next one is fetched at the end of a turn, so the
         loop can end before a batch of other dims, or at the end of the data, and hand it back. The
-        dims come with the data: TensorFlow's optimiser takes the shape of the first turn for that
-        of all turns.
+        dims are looked at where a batch is fetched, before it is a loop variable: of those, TensorFlow's
+        optimiser takes the shape of the first turn for that of all turns.
         """
         components = _known(arguments)
         loose = [tf.TensorShape([None] * c.shape.rank) for c in components]
@@ -97,7 +97,9 @@ class Loop:
             optional = source.get_next_as_optional()
 
             def value() -> list[Any]:
-                return [tf.identity(t) for t in tf.nest.flatten(optional.get_value(), expand_composites=True)]
+                found = optional.get_value()
+                flat = [tf.identity(t) for t in tf.nest.flatten(found, expand_composites=True)]
+                return [rows(found), dims(tf.nest.flatten(found)), *flat]
 
             # At the end of the data the size is 0, and the batch does not matter.
             nothing = [tf.constant(0), tf.zeros_like(here)]
