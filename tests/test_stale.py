@@ -627,5 +627,9 @@ def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_threa
     run._crew = SimpleNamespace(waiting=0, give=given.append)
     run._batches = ((None, [[]]) for _ in count())
     run._left, run._open, run._complete, run._numbers = math.inf, deque(), deque(), Numbers()
+    run._ahead = 2
     run._feed()
-    assert len(given) == 4
+    assert len(given) == 2
+    run._crew.waiting = 3  # more than half of what two batches give to two devices
+    run._feed()
+    assert len(given) == 2

@@ -78,7 +78,7 @@ def weight(mode: str, seconds: float) -> dict[str, float]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(rates) < 3:
         before = float(w)
-        history = trainer.fit(data, steps=300, log_every=100, progress=False)
+        history = trainer.fit(data, steps=2000, log_every=100, progress=False)
         rates.append((float(w) - before) / history.seconds)
     if int(w) != WORKERS * trainer.step:
         raise RuntimeError(f"updates were lost: {float(w)} of {WORKERS * trainer.step}")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
@@ -23,7 +22,8 @@ class Shared(Protocol):
     on_nan: str | None
     max_staleness: int | None
     order: Iterator[Event] | None
-    turn: threading.Condition  # held by whoever reads or updates the parameters
+    turn: threading.Condition  # held by whoever reads the parameters and updates nothing
+    at_work: Sequence[threading.Lock]  # each held by its device in a call
 
     def look(self) -> list[Any]:
         """The parameters as they are."""
@@ -36,72 +36,74 @@ class Shared(Protocol):
 
 
 class Desk:
-    """Where devices read the parameters and hand in gradients, one at a time."""
+    """Where devices read the parameters; where their age is bounded, one at a time and in line."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
         self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
-        self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
 
-    def read(self, device: int) -> list[Any]:
+    @property
+    def _bounded(self) -> bool:
+        return self.ledger.bound is not None
+
+    def read(self, device: int) -> Sequence[Any]:
         """The parameters, as soon as the device may read them."""
         with self._turn:
-            self._line.append(device)
-            while self._line[0] != device or not self.ledger.may_read():
-                self._turn.wait()
-            self._line.popleft()
-            self.ledger.read(device)
-            self._turn.notify_all()
+            if self._bounded:
+                self._line.append(device)
+                while self._line[0] != device or not self.ledger.may_read():
+                    self._turn.wait()
+                self._line.popleft()
+                self.ledger.read(device)
+                self._turn.notify_all()
             return self._shared.look()
 
     def work(
         self, device: int, piece: Piece, parameters: Sequence[Any], *, more: bool = False
-    ) -> tuple[Finished, list[Any] | None]:
+    ) -> tuple[Finished, Sequence[Any] | None]:
         """Compute a slice and apply its gradient.
 
-        With `more`, the device has another slice to work on; if it may read for it at once, the second
+        With `more`, the device has another slice to work on; if it need not wait to read for it, the second
         result is what it read.
         """
         compute, step = piece.compute(device), piece.tally
-        self._computed[device] = math.inf
-        try:
-            results = compute.call(*parameters, *piece.tensors)
-            told = results[0].numpy()
-        finally:
-            self._computed[device] = time.perf_counter()
+        with self._shared.at_work[device]:
+            self._computed[device] = math.inf
+            try:
+                results = compute.call(step.pace, *parameters, *piece.tensors)
+                told = results[0].numpy()
+            finally:
+                self._computed[device] = time.perf_counter()
         self._shared.worked(device)
-        healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
-        if not healthy:
+        age = compute.age(results)
+        if age is None:
             compute.undo(results)
             if self._shared.on_nan == "stop":
                 raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
-        age, found = None, None
+        if self._bounded:
+            self._handed_in(device, applied=age is not None)
+        found = compute.read(results) if more and not self._bounded else None
+        return Finished(piece, device, told, age, compute.packed(results)), found
+
+    def _handed_in(self, device: int, *, applied: bool) -> None:
+        """Note what was made of the parameters that the device had read, for those that wait.
+
+        A device that has applied its gradient counts as under way until it is noted here. That lets others
+        wait a little longer, and never read too early.
+        """
         with self._turn:
-            if healthy:
-                age = self.ledger.applied(device)
-                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
+            if applied:
+                self.ledger.applied(device)
             else:
                 self.ledger.left_out(device)
-            if more and not self._line and self.ledger.may_read():
-                self.ledger.read(device)
-                found = found or self._shared.look()
-            else:
-                found = None
-            if self._line:
-                self._turn.notify_all()
-        return Finished(piece, device, told, age, compute.packed(results)), found
+            self._turn.notify_all()
 
     @property
     def computed_until(self) -> float:
         """When the last device ended to compute; infinite while one computes."""
         return max(self._computed)
-
-    def _tensor(self, age: int) -> Any:
-        if age not in self._whole:
-            self._whole[age] = tf.constant(age, tf.int64)
-        return self._whole[age]
 
     def go(self, device: int) -> None:
         """The device makes no other update: nobody waits for the one that it read for."""
@@ -118,7 +120,8 @@ class Threads:
         self._shared, self.desk = shared, Desk(shared)
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._results: deque[Finished | BaseException] = deque()
-        # Rung when a step is complete, and not for every slice: waking up the main thread takes time.
+        self.few = 0  # so many slices in the queue are soon to be filled up
+        # Rung when a step is complete, and few are left: waking up the main thread takes time.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._under_way = 0
         self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
@@ -167,14 +170,15 @@ class Threads:
 
     def _work(self, device: int) -> None:
         piece: Piece | None = self._queue.get()
-        parameters: list[Any] | None = None
+        parameters: Sequence[Any] | None = None
         try:
             while piece is not None and piece.tally.number < self._until:
                 parameters = parameters or self.desk.read(device)
                 following = self._following()
                 found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
                 self._results.append(found)
-                if next(piece.tally.finished) == len(piece.tally.sliced.counts):
+                complete = next(piece.tally.finished) == len(piece.tally.sliced.counts)
+                if complete and self.waiting <= self.few:
                     self._bell.put(None)
                 piece = following or self._queue.get()
         except BaseException as error:
@@ -203,7 +207,8 @@ class InOrder:
     def __init__(self, shared: Shared) -> None:
         self._shared, self.desk = shared, Desk(shared)
         self._queue: deque[Piece] = deque()
-        self._held: dict[int, tuple[Piece, list[Any]]] = {}
+        self._held: dict[int, tuple[Piece, Sequence[Any]]] = {}
+        self.few = 0  # one thread need not wake up another
 
     @property
     def waiting(self) -> int:

@@ -24,8 +24,11 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         if batch_size is not None:
             rule = "is for arrays; a dataset has its own batches"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, "Use dataset.batch(...)")])
-        check(where, _rankless(data.element_spec))
-        return data.map(unconverted(as_arguments))
+        spec = data.element_spec
+        check(where, _rankless(spec))
+        # A map is a trace more; compared as text, in which the order of keys is seen.
+        ready = isinstance(spec, tuple) and str(as_arguments(*spec)) == str(spec)
+        return data if ready else data.map(unconverted(as_arguments))
     if is_generator(data):
         if batch_size is not None:
             rule = "is for arrays; a list or a generator has its own batches"

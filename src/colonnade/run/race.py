@@ -12,7 +12,7 @@ from colonnade.run.batches import Batches
 from colonnade.run.crew import InOrder, Shared, Threads
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.numbers import Numbers
-from colonnade.run.source import Cutter
+from colonnade.run.source import MANY, SHORT, Cutter
 from colonnade.run.split import Arguments
 from colonnade.run.tally import Finished, Piece, Sliced, Tally
 
@@ -119,6 +119,7 @@ class Run:
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
         self._left = math.inf  # steps that may be begun
+        self._ahead = 2  # batches in the queue, more where steps are short
         self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
@@ -144,7 +145,9 @@ class Run:
         ahead = max(0.0, min(start, self._crew.desk.computed_until) - self._ended)
         tallies = self.complete(steps, begin=begin)
         self._ended = time.perf_counter()
-        return self._chunk(tallies, ahead + self._ended - start - (self._race.preparing - prepared))
+        seconds = ahead + self._ended - start - (self._race.preparing - prepared)
+        self._ahead = MANY if seconds < SHORT * len(tallies) else 2
+        return self._chunk(tallies, seconds)
 
     def close(self) -> None:
         self._engine.end()
@@ -168,14 +171,16 @@ class Run:
         return tallies
 
     def _feed(self) -> None:
-        """Keep slices in the queue: enough for every device to go on while another batch is cut.
+        """Keep slices in the queue: enough for every device to go on while other batches are cut.
 
         Not more than a few batches at a time: where data come slower than devices take them, the queue is
         never full.
         """
-        few = 2 * len(self._engine.devices)
-        for _ in range(few):
-            if self._left <= 0 or self._crew.waiting >= few:
+        self._crew.few = self._ahead * len(self._engine.devices) // 2
+        if self._crew.waiting > self._crew.few:
+            return
+        for _ in range(self._ahead):
+            if self._left <= 0:
                 return
             found = next(self._batches, None)
             if found is None:

@@ -1,4 +1,8 @@
-"""Batches for devices that take slices one by one: cut by tf.data, and fetched several at a time."""
+"""Batches for devices that take slices one by one: fetched and cut, several in one call.
+
+They are not cut by tf.data: a map there takes a tenth of a millisecond for every batch, and is traced
+anew for every fit.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +13,6 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.run.batches import without_tuning
 from colonnade.run.call import Call
-from colonnade.run.concrete import unconverted
 from colonnade.run.split import Arguments, sizes
 
 # Where steps are shorter than this, in seconds, so many batches are fetched by one call: while the
@@ -23,7 +26,7 @@ class Cutter:
     def __init__(
         self, spec: Any, names: Sequence[str], keywords: dict[str, Any], devices: Sequence[str]
     ) -> None:
-        self._arguments = Arguments(spec, keywords, names)
+        self._spec, self._arguments = spec, Arguments(spec, keywords, names)
         check("fit()", _composites(self._arguments))
         self._names, self._keywords, self._devices = names, keywords, devices
         self._calls: dict[int, Call] = {}
@@ -31,21 +34,21 @@ class Cutter:
 
     def slices(self, dataset: tf.data.Dataset) -> Iterator[tuple[int, list[list[Any]]]]:
         """For each batch the number of its rows, and the tensors of its slices."""
-        cut = without_tuning(dataset.map(unconverted(self._cut)).prefetch(tf.data.AUTOTUNE))
-        spec = cut.element_spec
-        iterator = iter(cut)
+        ahead = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        # The iterator must live as long as its handle is used.
+        iterator = iter(ahead)
         handle = tf.nest.flatten(iterator, expand_composites=True)
         count, last = 1, time.perf_counter()
         while True:
-            found = iter(self._fetch(count, spec)(*handle))
+            totals, *found = self._fetch(count)(*handle)
             now = time.perf_counter()
-            for _ in range(count):
-                there, rows, *flat = (next(found) for _ in range(1 + len(spec)))
-                if not there:
+            each = len(found) // count
+            for k, rows in enumerate(totals.numpy().tolist()):
+                if rows < 0:
                     return
-                total = int(rows)
-                working = len(sizes(total, len(self._devices)))
-                yield total, [flat[i * self._each : (i + 1) * self._each] for i in range(working)]
+                flat = found[k * each : (k + 1) * each]
+                working = len(sizes(rows, len(self._devices)))
+                yield rows, [flat[i * self._each : (i + 1) * self._each] for i in range(working)]
             count = MANY if (now - last) / count < SHORT else 1
             last = now
 
@@ -53,26 +56,41 @@ class Cutter:
         """A batch of so many rows that has slices like this one: enough to trace with."""
         return self._arguments.with_components(piece).resized(rows)
 
-    def _cut(self, *element: Any) -> tuple[Any, ...]:
-        arguments = Arguments(element, self._keywords, self._names)
-        counts = arguments.counts(len(self._devices), empty=True)
-        parts = arguments.parts(counts)
-        return (tf.add_n(counts), *(c for part in parts for c in part.components()))
-
-    def _fetch(self, count: int, spec: Sequence[tf.TensorSpec]) -> Call:
+    def _fetch(self, count: int) -> Call:
+        """Fetch and cut so many batches: how many rows each has, -1 at the end, and all their slices."""
         if count not in self._calls:
 
             def fetch(iterator: Any) -> list[Any]:
-                found = []
+                totals, found = [], []
                 for _ in range(count):
                     optional = iterator.get_next_as_optional()
-                    there = optional.has_value()
-                    found += [there, *tf.cond(there, optional.get_value, lambda: _nothing(spec))]
-                return found
+                    total, *slices = tf.cond(
+                        optional.has_value(), lambda it=optional: self._cut(it.get_value()), self._nothing
+                    )
+                    totals.append(total)
+                    found += slices
+                return [tf.stack(totals), *found]
 
-            kind = tf.data.IteratorSpec(tuple(spec))
-            self._calls[count] = Call(fetch, [kind], self._devices[0])
+            self._calls[count] = Call(fetch, [tf.data.IteratorSpec(self._spec)], self._devices[0])
         return self._calls[count]
+
+    def _cut(self, element: Any) -> list[Any]:
+        arguments = Arguments(element, self._keywords, self._names)
+        rows, num_devices = arguments.size("fit()"), len(self._devices)
+        counts: Sequence[Any]
+        if rows is not None and rows >= num_devices:
+            total, counts = tf.constant(rows), sizes(rows, num_devices)
+        else:
+            counts = arguments.counts(num_devices, empty=True)
+            total = tf.add_n(counts)
+        return [total, *(c for part in arguments.parts(counts) for c in part.components())]
+
+    def _nothing(self) -> list[Any]:
+        empty = [
+            tf.zeros([0 if size is None else size for size in c.shape], c.dtype)
+            for c in self._arguments.components()
+        ]
+        return [tf.constant(-1), *empty * len(self._devices)]
 
 
 def _composites(arguments: Arguments) -> Iterator[Problem]:
@@ -81,7 +99,3 @@ def _composites(arguments: Arguments) -> Iterator[Problem]:
             rule = "is ragged or sparse, which an asynchronous fit cannot cut"
             kind = type(leaf.value).__name__.removesuffix("Spec")
             yield Problem(leaf.path, kind, rule, "Pad it, or train in lockstep: cn.Synchronous()")
-
-
-def _nothing(spec: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:
-    return tuple(tf.zeros([size or 0 for size in s.shape], s.dtype) for s in spec)
