@@ -76,12 +76,12 @@ class Desk:
                 told = results[0].numpy()
             finally:
                 self._computed[device] = time.perf_counter()
-        self._shared.worked(device)
-        age = compute.age(results)
-        if age is None:
-            compute.undo(results)
-            if self._shared.on_nan == "stop":
-                raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
+            self._shared.worked(device)
+            age = compute.age(results)
+            if age is None:
+                compute.undo(results)
+        if age is None and self._shared.on_nan == "stop":
+            raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
         if self._bounded:
             self._handed_in(device, applied=age is not None)
         found = compute.read(results) if more and not self._bounded else None
