@@ -175,6 +175,36 @@ def test_no_update_is_lost_and_none_is_older_than_the_bound(bound):
     assert (trainer.step, trainer.examples, len(history.losses)) == (100, 800, 100)
 
 
+@pytest.mark.parametrize("bound", [None, 3])
+def test_a_fast_device_overtakes_a_slow_one(bound):
+    """One slice takes 0.3 s; meanwhile the other device goes on, as far as the bound lets it."""
+    w = tf.Variable(0.0)
+
+    def slow(x):
+        time.sleep(0.3 * float(x[0] == 2))
+        return x
+
+    trainer = cn.Trainer(
+        lambda x: -w * tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), [1]),
+        keras.optimizers.SGD(0.0),
+        devices=2,
+        sync=cn.Asynchronous(max_staleness=bound),
+    )
+    rows = np.ones((40, 2), "float32")
+    rows[20, 0] = 2
+    trainer.fit(tf.data.Dataset.from_tensor_slices(rows), progress=False)
+    oldest = max(trainer.staleness)
+    assert oldest > 10 if bound is None else oldest == bound
+
+
+def test_a_smaller_last_batch_does_not_set_back_the_count():
+    w = tf.Variable(0.0)
+    optimizer = keras.optimizers.SGD(0.0)
+    trainer = cn.Trainer(lambda x: w * x, optimizer, devices=3, sync=cn.Asynchronous())
+    trainer.fit((np.ones(28, "float32"),), batch_size=6, log_every=1, progress=False)
+    assert int(optimizer.iterations) == 5
+
+
 def test_no_half_of_an_update_is_read():
     """Two large variables get the same updates; whoever reads them finds them equal."""
     a, b = (tf.Variable(tf.zeros([50_000])) for _ in range(2))
@@ -627,9 +657,9 @@ def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_threa
     run._crew = SimpleNamespace(waiting=0, give=given.append)
     run._batches = ((None, [[]]) for _ in count())
     run._left, run._open, run._complete, run._numbers = math.inf, deque(), deque(), Numbers()
-    run._ahead = 2
+    run._few = 2
     run._feed()
-    assert len(given) == 2
-    run._crew.waiting = 3  # more than half of what two batches give to two devices
+    assert len(given) == 4
+    run._crew.waiting = 3  # enough for now
     run._feed()
-    assert len(given) == 2
+    assert len(given) == 4

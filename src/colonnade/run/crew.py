@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
@@ -22,8 +23,8 @@ class Shared(Protocol):
     on_nan: str | None
     max_staleness: int | None
     order: Iterator[Event] | None
-    turn: threading.Condition  # held by whoever reads the parameters and updates nothing
-    at_work: Sequence[threading.Lock]  # each held by its device in a call
+    turn: threading.Condition  # held by whoever reads or updates the parameters
+    at_work: Sequence[threading.Lock]  # each held by its device while it computes
 
     def look(self) -> list[Any]:
         """The parameters as they are."""
@@ -36,74 +37,73 @@ class Shared(Protocol):
 
 
 class Desk:
-    """Where devices read the parameters; where their age is bounded, one at a time and in line."""
+    """Where devices read the parameters and hand in gradients, one at a time."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
         self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
+        self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
 
-    @property
-    def _bounded(self) -> bool:
-        return self.ledger.bound is not None
-
-    def read(self, device: int) -> Sequence[Any]:
+    def read(self, device: int) -> list[Any]:
         """The parameters, as soon as the device may read them."""
         with self._turn:
-            if self._bounded:
-                self._line.append(device)
-                while self._line[0] != device or not self.ledger.may_read():
-                    self._turn.wait()
-                self._line.popleft()
-                self.ledger.read(device)
-                self._turn.notify_all()
+            self._line.append(device)
+            while self._line[0] != device or not self.ledger.may_read():
+                self._turn.wait()
+            self._line.popleft()
+            self.ledger.read(device)
+            self._turn.notify_all()
             return self._shared.look()
 
     def work(
         self, device: int, piece: Piece, parameters: Sequence[Any], *, more: bool = False
-    ) -> tuple[Finished, Sequence[Any] | None]:
+    ) -> tuple[Finished, list[Any] | None]:
         """Compute a slice and apply its gradient.
 
-        With `more`, the device has another slice to work on; if it need not wait to read for it, the second
+        With `more`, the device has another slice to work on; if it may read for it at once, the second
         result is what it read.
         """
         compute, step = piece.compute(device), piece.tally
         with self._shared.at_work[device]:
             self._computed[device] = math.inf
             try:
-                results = compute.call(step.pace, *parameters, *piece.tensors)
+                results = compute.call(*parameters, *piece.tensors)
                 told = results[0].numpy()
             finally:
                 self._computed[device] = time.perf_counter()
             self._shared.worked(device)
-            age = compute.age(results)
-            if age is None:
+            healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
+            if not healthy:
                 compute.undo(results)
-        if age is None and self._shared.on_nan == "stop":
+        if not healthy and self._shared.on_nan == "stop":
             raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
-        if self._bounded:
-            self._handed_in(device, applied=age is not None)
-        found = compute.read(results) if more and not self._bounded else None
-        return Finished(piece, device, told, age, compute.packed(results)), found
-
-    def _handed_in(self, device: int, *, applied: bool) -> None:
-        """Note what was made of the parameters that the device had read, for those that wait.
-
-        A device that has applied its gradient counts as under way until it is noted here. That lets others
-        wait a little longer, and never read too early.
-        """
+        age, found = None, None
         with self._turn:
-            if applied:
-                self.ledger.applied(device)
+            if healthy:
+                age = self.ledger.applied(device)
+                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
             else:
                 self.ledger.left_out(device)
-            self._turn.notify_all()
+            if more and not self._line and self.ledger.may_read():
+                self.ledger.read(device)
+                found = found or self._shared.look()
+            else:
+                found = None
+            if self._line:
+                self._turn.notify_all()
+        return Finished(piece, device, told, age, compute.packed(results)), found
 
     @property
     def computed_until(self) -> float:
         """When the last device ended to compute; infinite while one computes."""
         return max(self._computed)
+
+    def _tensor(self, age: int) -> Any:
+        if age not in self._whole:
+            self._whole[age] = tf.constant(age, tf.int64)
+        return self._whole[age]
 
     def go(self, device: int) -> None:
         """The device makes no other update: nobody waits for the one that it read for."""
@@ -120,8 +120,8 @@ class Threads:
         self._shared, self.desk = shared, Desk(shared)
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._results: deque[Finished | BaseException] = deque()
-        self.few = 0  # so many slices in the queue are soon to be filled up
-        # Rung when a step is complete, and few are left: waking up the main thread takes time.
+        self._few = 0
+        # Rung when a step is complete, and few slices are left: waking up the main thread takes time.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._under_way = 0
         self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
@@ -141,8 +141,12 @@ class Threads:
         self._under_way += 1
         self._queue.put(piece)
 
-    def next(self) -> list[Finished | BaseException]:
-        """What was finished meanwhile, or what went wrong; nothing if nothing is under way."""
+    def next(self, few: int) -> list[Finished | BaseException]:
+        """What was finished meanwhile, or what went wrong; nothing if nothing is under way.
+
+        Waits until a step is complete and the queue has `few` slices, or less.
+        """
+        self._few = few
         found: list[Finished | BaseException] = []
         while self._under_way and not found:
             self._bell.get()  # which may have been rung for what was taken before
@@ -170,7 +174,7 @@ class Threads:
 
     def _work(self, device: int) -> None:
         piece: Piece | None = self._queue.get()
-        parameters: Sequence[Any] | None = None
+        parameters: list[Any] | None = None
         try:
             while piece is not None and piece.tally.number < self._until:
                 parameters = parameters or self.desk.read(device)
@@ -178,7 +182,7 @@ class Threads:
                 found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
                 self._results.append(found)
                 complete = next(piece.tally.finished) == len(piece.tally.sliced.counts)
-                if complete and self.waiting <= self.few:
+                if complete and self.waiting <= self._few:
                     self._bell.put(None)
                 piece = following or self._queue.get()
         except BaseException as error:
@@ -207,8 +211,7 @@ class InOrder:
     def __init__(self, shared: Shared) -> None:
         self._shared, self.desk = shared, Desk(shared)
         self._queue: deque[Piece] = deque()
-        self._held: dict[int, tuple[Piece, Sequence[Any]]] = {}
-        self.few = 0  # one thread need not wake up another
+        self._held: dict[int, tuple[Piece, list[Any]]] = {}
 
     @property
     def waiting(self) -> int:
@@ -218,7 +221,7 @@ class InOrder:
     def give(self, piece: Piece) -> None:
         self._queue.append(piece)
 
-    def next(self) -> list[Finished | BaseException]:
+    def next(self, few: int) -> list[Finished | BaseException]:
         """Make events up to the next update."""
         assert self._shared.order is not None
         while self._queue or self._held:

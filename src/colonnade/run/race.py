@@ -119,7 +119,7 @@ class Run:
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None
         self._left = math.inf  # steps that may be begun
-        self._ahead = 2  # batches in the queue, more where steps are short
+        self._few = len(self._engine.devices)  # with so many slices in the queue, others are fetched
         self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
         self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
@@ -145,9 +145,11 @@ class Run:
         ahead = max(0.0, min(start, self._crew.desk.computed_until) - self._ended)
         tallies = self.complete(steps, begin=begin)
         self._ended = time.perf_counter()
-        seconds = ahead + self._ended - start - (self._race.preparing - prepared)
-        self._ahead = MANY if seconds < SHORT * len(tallies) else 2
-        return self._chunk(tallies, seconds)
+        # A single step may have been complete before, and took no time here.
+        if len(tallies) > 1:
+            short = self._ended - start < SHORT * len(tallies)
+            self._few = len(self._engine.devices) * (MANY // 2 if short else 1)
+        return self._chunk(tallies, ahead + self._ended - start - (self._race.preparing - prepared))
 
     def close(self) -> None:
         self._engine.end()
@@ -158,7 +160,7 @@ class Run:
         while len(self._complete) < steps and self._error is None:
             if begin:
                 self._feed()
-            found = self._crew.next()
+            found = self._crew.next(self._few)
             if not found:
                 break
             for result in found:
@@ -176,11 +178,10 @@ class Run:
         Not more than a few batches at a time: where data come slower than devices take them, the queue is
         never full.
         """
-        self._crew.few = self._ahead * len(self._engine.devices) // 2
-        if self._crew.waiting > self._crew.few:
+        if self._crew.waiting > self._few:
             return
-        for _ in range(self._ahead):
-            if self._left <= 0:
+        for _ in range(2 * self._few):
+            if self._left <= 0 or self._crew.waiting >= 2 * self._few:
                 return
             found = next(self._batches, None)
             if found is None:

@@ -15,8 +15,8 @@ from colonnade.run.batches import without_tuning
 from colonnade.run.call import Call
 from colonnade.run.split import Arguments, sizes
 
-# Where steps are shorter than this, in seconds, so many batches are fetched by one call: while the
-# main thread is in Python, no device is.
+# Where steps are shorter than this, in seconds, so many batches are fetched by one call and queued: while
+# the main thread is in Python, no device is.
 SHORT, MANY = 0.002, 8
 
 
@@ -71,14 +71,16 @@ class Cutter:
                     found += slices
                 return [tf.stack(totals), *found]
 
-            self._calls[count] = Call(fetch, [tf.data.IteratorSpec(self._spec)], self._devices[0])
+            # Cut where tf.data puts batches, so that a device gets its slice and no more.
+            self._calls[count] = Call(fetch, [tf.data.IteratorSpec(self._spec)], "/device:CPU:0")
         return self._calls[count]
 
     def _cut(self, element: Any) -> list[Any]:
         arguments = Arguments(element, self._keywords, self._names)
         rows, num_devices = arguments.size("fit()"), len(self._devices)
+        known = all(leaf.value.shape[0] is not None for leaf in arguments.split)
         counts: Sequence[Any]
-        if rows is not None and rows >= num_devices:
+        if known and rows is not None and rows >= num_devices:
             total, counts = tf.constant(rows), sizes(rows, num_devices)
         else:
             counts = arguments.counts(num_devices, empty=True)

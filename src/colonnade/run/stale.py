@@ -1,10 +1,10 @@
 """Asynchronous training: each slice's gradient is applied as soon as it is ready."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 import tensorflow as tf
 
@@ -32,9 +32,8 @@ from colonnade.run.update import as_keras
 class Stale:
     """The parameters, which all devices share, and the calls with which they are read and updated.
 
-    One call computes a slice, applies its gradient, and reads the parameters again. From the update to the
-    end of the reading it holds a lock that is part of the graph. So what is read is never half of an
-    update, no update is lost, and Python, which runs one thread at a time, is between slices only.
+    A call that applies a gradient reads the parameters as well, and calls are made one at a time. So
+    what is read is never half of an update, and no update is lost.
     """
 
     def __init__(
@@ -42,9 +41,9 @@ class Stale:
     ) -> None:
         self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, max_staleness
         self.order = None if order is None else iter(order)
-        # Held by whoever reads the parameters and updates nothing; devices that may not read yet wait for it.
+        # Held by whoever reads or updates the parameters; devices that must not read yet wait for it.
         self.turn = threading.Condition(threading.Lock())
-        # Each held by its device in a call.
+        # Each held by its device while it computes.
         self.at_work: Sequence[threading.Lock] = [threading.Lock() for _ in self.devices]
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
@@ -53,16 +52,15 @@ class Stale:
         self._residence: Residence | None = None
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
         self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
-        self._updates: dict[Hashable, Any] = {}
+        self._pushes: dict[Hashable, Call] = {}
         self._sliced: dict[Hashable, Sliced] = {}
         self._look: Call | None = None
         self._scale: Traced | None = None  # what a loss is multiplied by, where that changes
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
         self._running = self._paused = False
+        self._pause = ExitStack()  # gives back the locks that are held while devices rest
         with tf.device("/device:CPU:0"):
-            self._lock = tf.raw_ops.MutexV2(shared_name=f"colonnade_{uuid4().hex}")
-            self._version = tf.Variable(0, trainable=False, dtype=tf.int64, name="version")  # updates made
             self._global_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")  # when saved
 
     @property
@@ -123,7 +121,7 @@ class Stale:
             scales = [variable for variable in traced.variables if variable.ref() in slots]
             self._shared = shared = [*self.parameters, *scales]
             self._residence = Residence("local", self.devices, shared, [])
-            self._look = Call(lambda: self._locked(lambda: tf.constant(0))[1], [], self.devices[0])
+            self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
             if scales:
                 self._scale = trace(unconverted(self._factor))
             for slot in self._descent.slots:
@@ -160,8 +158,9 @@ class Stale:
         bindings = self._bindings(i, traced.captures)
         own = residence.own(i, self._shared)
         states = [state.copies[i] for state in residence.states.values() if not state.random]
+        gradients: list[Any] = []
 
-        def compute(step: Any, version: Any, *tensors: Any) -> list[Any]:
+        def compute(*tensors: Any) -> list[Any]:
             read, piece = tensors[: len(own)], tensors[len(own) :]
             with tf.device(device):
                 before = [state.read_value() for state in states]
@@ -172,20 +171,17 @@ class Stale:
             with tf.device(device):
                 share = traced.pack(leaves)
                 scale = self._scale_of(i)
-                told, gradients = self._told(i, share, count, scale)
-                healthy = tf.reduce_all(tf.math.is_finite(told[2 + len(share.metrics) :]))
+                told, mine = self._told(i, share, count, scale)
+                gradients[:] = mine
                 outputs = tf.nest.flatten(share.outputs, expand_composites=True)
-            age, after = self._pushed(gradients, healthy, step, version, scale)
-            return [told, age, *after, *before, *(o for o in outputs if o is not None)]
+                return [told, *before, *scale, *components(mine), *(o for o in outputs if o is not None)]
 
-        whole_number = tf.TensorSpec([], tf.int64)
         read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
         piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
-        call = Call(compute, [whole_number, whole_number, *read, *piece], device, self._counters)
-        # An optimizer around another one has a counter that nobody counts with.
-        self._counters = {ref: counter for ref, counter in self._counters.items() if ref in call.used}
-        self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
-        return Compute(call, 1 + len(own), states, traced.structure.outputs)
+        call = Call(compute, [*read, *piece], device)
+        push = self._push(gradient_specs(gradients, self.parameters))
+        handed_in = len(components(gradients)) + (self._scale is not None)
+        return Compute(call, states, handed_in, traced.structure.outputs, push)
 
     def _scale_of(self, i: int) -> list[Any]:
         """The scale that device i has read with the parameters, if the loss is scaled by one that changes."""
@@ -216,45 +212,17 @@ class Stale:
         health = [tf.cast(numbers, dtype) for numbers in (self._descent.health(share), penalty)]
         return tf.concat([tf.stack(told), *health], axis=0), gradients
 
-    def _pushed(
-        self, gradients: Sequence[Any], healthy: Any, step: Any, version: Any, scale: Sequence[Any]
-    ) -> tuple[Any, list[Any]]:
-        """Apply a gradient, and read: its age, -1 if it is not applied, and what `look` gives."""
-        update, parameters = self._update(gradient_specs(gradients, self.parameters)), self.parameters
+    def _push(self, specs: Sequence[Any]) -> Call:
+        """Apply a gradient, then read the parameters.
 
-        def push() -> Any:
-            age = self._version.read_value() - version
-            before = [p.read_value() for p in parameters] if self._damping else []
-            update(step, *scale, *components(gradients))
-            for parameter, old in zip(parameters, before, strict=self._damping):
-                moved = parameter.read_value() - old
-                parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
-            self._version.assign_add(1)
-            return age
-
-        if self.on_nan is None:
-            return self._locked(push)
-        return self._locked(lambda: tf.cond(healthy, push, lambda: tf.constant(-1, tf.int64)))
-
-    def _locked(self, change: Callable[[], Any]) -> tuple[Any, list[Any]]:
-        """Change the parameters, then read them and their version; nobody else does meanwhile."""
-        with tf.device(self.devices[0]):
-            lock = tf.raw_ops.MutexLock(mutex=self._lock)
-            with tf.control_dependencies([lock]):
-                done = change()
-            with tf.control_dependencies([done]):
-                read = [variable.read_value() for variable in (self._version, *self._shared)]
-            with tf.control_dependencies(read):
-                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-        return done, read
-
-    def _update(self, specs: Sequence[Any]) -> Any:
-        """A function of the global step, the scale that was read, if there is one, and a gradient."""
+        Takes the global step, the age, the scale that was read, if there is one, and the gradient.
+        """
         key = tuple(specs)
-        if key not in self._updates:
+        if key not in self._pushes:
             present = [i for i, spec in enumerate(specs) if spec is not None]
             packed = [specs[i] for i in present]
-            optimizer, targets = self._descent.optimizer, as_keras(self.parameters)
+            optimizer, parameters = self._descent.optimizer, self.parameters
+            targets = as_keras(parameters)
             scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
 
             def apply(step: Any, *tensors: Any) -> Any:
@@ -268,12 +236,28 @@ class Stale:
                     optimizer.apply(gradients, [targets[i] for i in present])
                 return tf.constant(0)
 
+            whole_number = tf.TensorSpec([], tf.int64)
             flat = tf.nest.flatten(packed, expand_composites=True)
-            self._updates[key] = fast(apply, tf.TensorSpec([], tf.int64), *scale, *flat)
-        return self._updates[key]
+            applied = fast(apply, whole_number, *scale, *flat)
+
+            def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
+                before = [p.read_value() for p in parameters] if self._damping else []
+                applied(step, *tensors)
+                for parameter, old in zip(parameters, before, strict=self._damping):
+                    moved = parameter.read_value() - old
+                    parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
+                return [variable.read_value() for variable in self._shared]
+
+            call = Call(push, [whole_number, whole_number, *scale, *flat], self.devices[0], self._counters)
+            # An optimizer around another one has a counter that nobody counts with.
+            self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}
+            if not self._pushes:  # later the user's counter is behind
+                self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
+            self._pushes[key] = call
+        return self._pushes[key]
 
     def look(self) -> list[Any]:
-        """The version of the parameters, and the parameters as they are."""
+        """The parameters as they are."""
         assert self._look is not None
         return self._look()
 
@@ -299,16 +283,16 @@ class Stale:
     def leave(self) -> None:
         """The user's variables show what was reached; devices end their slices, and then rest until `enter`.
 
-        They must not be in a call: an error that TensorFlow raises here, be it the end of a dataset that a
-        callback goes through, would end calls of theirs with that error.
+        They must not be in a call: an error that TensorFlow raises meanwhile, be it the end of a dataset
+        that a callback goes through, may end calls of other threads with that error.
         """
         if self._residence is None:
             return
         if self._running and not self._paused:
-            self.turn.acquire()
-            for lock in self.at_work:
-                lock.acquire()
             self._paused = True
+            self._pause.enter_context(self.turn)
+            for lock in self.at_work:
+                self._pause.enter_context(lock)
         self._show()
 
     def _show(self) -> None:
@@ -350,11 +334,8 @@ class Stale:
             self._worked = set()
 
     def _go_on(self) -> None:
-        if self._paused:
-            self._paused = False
-            for lock in self.at_work:
-                lock.release()
-            self.turn.release()
+        self._paused = False
+        self._pause.close()
 
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`): every device's own averages too."""

@@ -17,32 +17,27 @@ class Compute:
     """What one device does with slices of one size, and how to read what it returns.
 
     The first result is a vector: the amount of examples, the loss, the metrics, then what must be finite.
-    After it come the age of the gradient, the parameters that were read, the states as they were before,
-    and what else the function returned.
+    After it come the states as they were before, the gradient, and what else the function returned.
     """
 
     call: Call
-    num_read: int
     states: Sequence[tf.Variable]
+    num_gradients: int
     outputs: Any  # the structure of what else the function returned
-
-    def age(self, results: Sequence[Any]) -> int | None:
-        """None if the gradient was not applied, because it is not finite."""
-        age = int(results[1])
-        return age if age >= 0 else None
-
-    def read(self, results: Sequence[Any]) -> Sequence[Any]:
-        """The parameters as they were after the update."""
-        return results[2 : 2 + self.num_read]
+    push: Call
 
     def undo(self, results: Sequence[Any]) -> None:
         """The states as they were."""
-        for state, value in zip(self.states, results[2 + self.num_read :], strict=False):
+        for state, value in zip(self.states, results[1:], strict=False):
             state.assign(value)
+
+    def gradient(self, results: Sequence[Any]) -> Sequence[Any]:
+        start = 1 + len(self.states)
+        return results[start : start + self.num_gradients]
 
     def packed(self, results: Sequence[Any]) -> Any:
         """What else the function returned."""
-        flat = results[2 + self.num_read + len(self.states) :]
+        flat = results[1 + len(self.states) + self.num_gradients :]
         return tf.nest.pack_sequence_as(self.outputs, flat, expand_composites=True) if flat else None
 
 
