@@ -14,14 +14,14 @@ from collections.abc import Mapping
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 LARGEST = 32 * 2**20  # bytes: the largest block that glibc lets come out of its heap
-KEPT = 2**30
+KEPT = 2**30  # bytes: if more is free at the end of a heap, that goes back to the system
 
 # Whoever sets one of these has settled it.
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_blocks(environment: Mapping[str, str]) -> bool:
-    """Let this process keep up to 1 GiB that was freed, in blocks of up to 32 MiB; whether it does.
+    """Let this process keep freed blocks of up to 32 MiB; whether it does.
 
     Only glibc has a word for it; and what the user has set stays.
     """

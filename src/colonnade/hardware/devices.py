@@ -45,7 +45,7 @@ def setup(
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair.
 
-    With CPU devices on glibc, memory that was freed is kept for the next op, up to 1 GiB; set
+    With CPU devices on glibc, blocks of memory that were freed are kept for the next op; set
     `MALLOC_TRIM_THRESHOLD_` in the environment to settle that yourself.
 
     Under `colonnade run`, `virtual` and `memory` are by default what was leased, less a tenth of the

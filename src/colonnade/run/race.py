@@ -143,11 +143,13 @@ class Run:
         """So many steps, and the time that they took: also that in which devices went on, since the last."""
         start, prepared = time.perf_counter(), self._race.preparing
         ahead = max(0.0, min(start, self._crew.desk.computed_until) - self._ended)
+        there = len(self._complete)
         tallies = self.complete(steps, begin=begin)
         self._ended = time.perf_counter()
-        # A single step may have been complete before, and took no time here.
-        if len(tallies) > 1:
-            short = self._ended - start < SHORT * len(tallies)
+        fresh = len(tallies) + len(self._complete) - there  # steps that were completed in this time
+        # What happens in a fixed order does not depend on the clock.
+        if self._engine.order is None and fresh > 1:
+            short = self._ended - start < SHORT * fresh
             self._few = len(self._engine.devices) * (MANY // 2 if short else 1)
         return self._chunk(tallies, ahead + self._ended - start - (self._race.preparing - prepared))
 
@@ -180,7 +182,7 @@ class Run:
         """
         if self._crew.waiting > self._few:
             return
-        for _ in range(2 * self._few):
+        for _ in range(2 * len(self._engine.devices)):
             if self._left <= 0 or self._crew.waiting >= 2 * self._few:
                 return
             found = next(self._batches, None)
