@@ -73,7 +73,7 @@ def test_modes_that_are_equal_to_keras(sync, devices):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("sync", [*long(cn.LocalSGD(3), cn.DiLoCo(2)), cn.Elastic(2, 0.2), cn.Asynchronous()])
+@pytest.mark.parametrize("sync", [*long(cn.LocalSGD(3), cn.DiLoCo(2), cn.Elastic(2, 0.2)), cn.Asynchronous()])
 def test_every_mode_trains_a_keras_model(sync):
     made = model(optimizer=keras.optimizers.Adam(0.01))
     rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.02)

@@ -119,7 +119,7 @@ ONE = {
 }
 
 
-@pytest.mark.parametrize("name", kept(ONE, "adam", "scaled"))
+@pytest.mark.parametrize("name", kept(ONE, "adam"))
 def test_on_one_device_it_is_lockstep(name):
     found = []
     for sync in (None, cn.Asynchronous()):
