@@ -105,10 +105,16 @@ class Descent:
         if not self.optimizer.built:
             self.optimizer.build(as_keras(parameters))
             self._trace_scaled()
-        scale = trace(unconverted(lambda: self.optimizer.scale_loss(tf.constant(1.0))))
-        self._scale_trace = scale if scale.captures else None
+        if self._has_own_scale:
+            scale = trace(unconverted(lambda: self.optimizer.scale_loss(tf.constant(1.0))))
+            self._scale_trace = scale if scale.captures else None
         self.parameters = parameters
         self.slots = [getattr(v, "value", v) for v in self.optimizer.variables]
+
+    @property
+    def _has_own_scale(self) -> bool:
+        """Whether the optimizer scales a loss by other than a number that never changes."""
+        return type(self.optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
 
     def _trace_scaled(self) -> None:
         """Trace again what an optimizer scales by a variable of its own, which is there only now.
@@ -131,8 +137,7 @@ class Descent:
         key = (part.key(), voice)
         if key not in self._objectives:
             self._objectives[key] = self._traced(part, voice)
-            own_scale = type(self.optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
-            if own_scale and not self.optimizer.built:
+            if self._has_own_scale and not self.optimizer.built:
                 self._unscaled[key] = part
         return self._objectives[key]
 

@@ -13,27 +13,22 @@ from colonnade.run.reduce import star
 from colonnade.run.residence import Residence
 from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import Traced, tensor_leaves
+from colonnade.run.trace import Traced
 
 
 class Score(Traced):
     """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
 
-    def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
-        unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
+    def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         rows = arguments.size("the loss function") or 0
 
-        @self._ours
         def sums(result: Any) -> dict[str, Any]:
             share = total_of(result, tf.constant(1.0), rows)
             weight = tf.constant(float(rows)) if share.weight is None else share.weight
             return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
 
-        def flat(*components: Any) -> Any:
-            args, kwargs = unpack(components)
-            return leaves(sums(fn(*args, **kwargs)), outputs)
-
-        return flat
+        args, kwargs, around, _ = super()._begin(arguments, components)
+        return args, kwargs, around, self._ours(sums)
 
 
 class Evaluation:

@@ -6,7 +6,6 @@ value on, and that the sum over the replicas takes the place of (see `segments`)
 replica the marks stay as they are, because the sum is the value.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +23,7 @@ class Exchange(tf.distribute.ReplicaContext):
     """The replica context around a function that is being traced.
 
     It belongs to the default strategy, so that nothing but `all_reduce` differs from no context.
+    TensorFlow keeps it with the graph of the trace.
     """
 
     def __init__(self, mistakes: list[ColonnadeError]) -> None:
@@ -31,15 +31,6 @@ class Exchange(tf.distribute.ReplicaContext):
         self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
         self.crossings = Crossings()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
-
-    def around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` with this context around it; TensorFlow keeps the context with the graph of the trace."""
-
-        def exchanging(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return fn(*args, **kwargs)
-
-        return exchanging
 
     def around_gradient(self) -> AbstractContextManager[Any]:
         """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.

@@ -6,6 +6,7 @@ gradient is that of the weighted mean over the global batch, for any split of th
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.split import Arguments, is_tensor
-from colonnade.run.trace import Traced, Voice, tensor_leaves
+from colonnade.run.trace import Traced, Voice
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,22 @@ class Objective(Traced):
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
-    def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
-        unpack, leaves = self._ours(arguments.unpack), self._ours(tensor_leaves)
-        total, share, begun = self._ours(self._total), self._ours(self._share), self._ours(self._begun)
-        rows = arguments.size("the loss function")
+    def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+        components, begin = self._begun(components)
+        (factor, *args), kwargs, exchange, _ = super()._begin(arguments, components)
+        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
 
-        def flat(*components: Any) -> Any:
-            components, begin = begun(components)
-            (factor, *args), kwargs = unpack(components)
-            with tf.GradientTape() as tape:
-                found, differentiated = total(fn(*args, **kwargs), factor, rows)
-            return leaves(share(tape, found, differentiated, begin), outputs)
+        @contextmanager
+        def recorded() -> Iterator[None]:
+            with tape, exchange:
+                yield
 
-        return flat
+        def share(result: Any) -> Share:
+            with tape:
+                found, differentiated = self._total(result, factor, rows)
+            return self._share(tape, found, differentiated, begin)
+
+        return args, kwargs, recorded(), self._ours(share)
 
     def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
         share = total_of(result, factor, rows)
