@@ -116,12 +116,51 @@ def mirrored(model: Model, num_devices: int, seconds: float) -> dict[str, float]
     return timed(many, iter(strategy.experimental_distribute_dataset(data)), model.steps, seconds, start)
 
 
+def towers(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+    """What old articles wrote by hand, and no more: a copy of the graph per device, and one update."""
+    cn.setup(virtual=num_devices)
+    data = batches(model)
+    start = time.perf_counter()
+    loss, optimizer, variables = built(model)
+
+    def tower(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(loss(x, y)) / BATCH
+        return value, tape.gradient(value, variables)
+
+    def step(x: Any, y: Any) -> Any:
+        found = []
+        slices = zip(tf.split(x, num_devices), tf.split(y, num_devices), strict=True)
+        for i, (own_x, own_y) in enumerate(slices):
+            with tf.device(f"/device:CPU:{i}"):
+                found.append(tower(own_x, own_y))
+        values, gradients = zip(*found, strict=True)
+        with tf.device("/device:CPU:0"):
+            optimizer.apply([added(column) for column in zip(*gradients, strict=True)], variables)
+            return tf.add_n(values)
+
+    return timed(looped(step), iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+
+
+def added(column: Any) -> Any:
+    """The sum of gradients, or of sparse ones, all of their rows."""
+    if not isinstance(column[0], tf.IndexedSlices):
+        return tf.add_n(column)
+    values, rows = (tf.concat([getattr(g, part) for g in column], 0) for part in ("values", "indices"))
+    return tf.IndexedSlices(values, rows, column[0].dense_shape)
+
+
 def single(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
     """One device with all cores, without Colonnade."""
     assert num_devices == 1
     data = batches(model)
     start = time.perf_counter()
-    step = replica_step(*built(model))
+    many = looped(replica_step(*built(model)))
+    return timed(many, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+
+
+def looped(step: Callable[..., Any]) -> Any:
+    """Many steps in one tf.function."""
 
     @tf.function
     def many(iterator: Any, count: Any) -> Any:
@@ -130,7 +169,7 @@ def single(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
             last = step(*next(iterator))
         return last
 
-    return timed(many, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+    return many
 
 
 def built(model: Model) -> tuple[Callable[..., Any], Any, list[Any]]:
@@ -171,7 +210,7 @@ def timed(
     return {"first": first, "step": clock.step()}
 
 
-CONTENDERS = {function.__name__: function for function in (colonnade, fed, copies, mirrored, single)}
+CONTENDERS = {function.__name__: function for function in (colonnade, fed, copies, mirrored, towers, single)}
 
 if __name__ == "__main__":
     name, model_name, devices, duration = sys.argv[1:]

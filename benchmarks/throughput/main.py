@@ -26,7 +26,7 @@ from contest import Contender, Contest, Spread
 HERE = Path(__file__).parent
 MODELS = ("polynomial", "mlp", "cnn", "cifar", "lstm", "embedding", "transformer")
 DEVICES = (1, 2, 4, 8, 32)
-ALONE = 2  # devices at which one device with all cores takes part
+ALONE = 2  # devices at which one device with all cores takes part, and towers written by hand
 SECONDS = 1.0  # a process measures for at least so long
 # Geometric means over the models that must be reached against MirroredStrategy, by devices.
 AGAINST_MIRRORED = {2: 1.5, 32: 2.5}
@@ -54,7 +54,7 @@ class Claim:
 def contenders(model: str, num_devices: int, seconds: float) -> list[Contender]:
     entries = {"colonnade": num_devices, "mirrored": num_devices}
     if num_devices == ALONE:
-        entries["single"] = 1
+        entries |= {"single": 1, "towers": num_devices}
     return [
         Contender(name, HERE / "contender.py", (name, model, str(count), str(seconds)))
         for name, count in entries.items()
@@ -140,6 +140,7 @@ def claims(contests: Contests) -> list[Claim]:
     for n in DEVICES:
         found += speed_claims(contests, n, "mirrored", 1.0, AGAINST_MIRRORED.get(n))
     found += speed_claims(contests, ALONE, "single", 0.97, 1.0)
+    found += speed_claims(contests, ALONE, "towers", 1.0, None)
     return [*found, *first_claims(contests), *memory_claims(contests), *input_claims(contests)]
 
 
