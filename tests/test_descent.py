@@ -106,3 +106,30 @@ def test_momentum_without_any_weight_is_shown_before_a_join():
     for weight in (1.0, 1.0, 0.0):  # the join is after the second; then replicas go on by momentum alone
         trainer.train_on_batch(ONES, np.full(4, weight, "float32"))
     assert w.numpy().tolist() == trainer.replicas()[0][0].tolist() == [1 - 0.8125, 2 - 0.8125]
+
+
+def test_a_variable_that_only_slices_of_one_size_use_is_refused(sync):
+    w, extra = tf.Variable(1.0, name="w"), tf.Variable(1.0, name="extra")
+
+    def loss(x):
+        return x[:, 0] * (w * extra if x.shape[0] == 2 else w)
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=2, sync=sync)
+    with pytest.raises(cn.InvalidArgument, match=r"extra:0.*is trained by some batches or slices"):
+        trainer.train_on_batch(np.ones((3, 1), "float32"))
+    assert [w.numpy(), extra.numpy()] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_penalty_of_some_rows_is_scaled_like_the_loss(mode):
+    """Its gradient is sparse, and the optimizer divides all gradients by the factor of the loss."""
+    table = tf.Variable(tf.ones([4, 2]), name="table")
+    trainer = cn.Trainer(
+        lambda x: 0.0 * tf.reduce_sum(x * table[0], axis=1),
+        keras.optimizers.SGD(0.5, loss_scale_factor=8.0),
+        devices=1,
+        sync=MODES[mode],
+        penalty=lambda: tf.reduce_sum(tf.gather(table, [1, 2])),
+    )
+    trainer.train_on_batch(ONES)
+    np.testing.assert_allclose(table.numpy(), [[1, 1], [0.5, 0.5], [0.5, 0.5], [1, 1]])

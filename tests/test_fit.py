@@ -1,5 +1,7 @@
 """cn.fit against model.fit on the same seeds; tolerances are those of float32 sums in another order."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -294,6 +296,23 @@ def test_constraints_hold(home):
     assert made.layers[0].kernel.numpy().min() == 0.0
     for a, b in zip(made.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_last_execution_of_an_epoch_may_be_short():
+    """5 batches in executions of 2 steps: batches are told to callbacks as Keras tells them."""
+    seen = {}
+    for name, train in (("keras", keras.Model.fit), ("colonnade", partial(cn.fit, devices=2))):
+        ends = seen[name] = []
+        noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, e=ends: e.append(batch))
+        train(model(steps_per_execution=2), X[:40], Y[:40], batch_size=8, verbose=0, callbacks=[noted])
+    assert seen["colonnade"] == seen["keras"]
+
+
+def test_a_loss_that_compares_all_examples_is_refused():
+    made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
+    made.compile(keras.optimizers.SGD(0.1), keras.losses.Circle())
+    with pytest.raises(cn.InvalidArgument, match="with each other"):
+        cn.fit(made, X, np.zeros(len(X)), devices=2)
 
 
 def test_a_train_step_of_the_instance_is_refused():

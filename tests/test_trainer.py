@@ -226,6 +226,22 @@ def test_summaries_and_metrics_file(tmp_path):
     assert {"loss", "absolute", "loss by replica/CPU:0", "loss by replica/CPU:1"} <= tags
 
 
+def test_a_loss_that_is_not_finite_is_null_in_the_metrics_file(tmp_path):
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2, on_nan="skip")
+    trainer.fit(np.full(4, np.nan, "float32"), batch_size=4, steps=1, logdir=tmp_path, progress=False)
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in line
+    assert json.loads(line)["loss"] is None
+
+
+def test_a_metric_with_the_name_of_a_figure_is_refused():
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(lambda x: (w * x, {"step": x}), keras.optimizers.SGD(0.1), devices=2)
+    with pytest.raises(cn.InvalidArgument, match=r"own_step"):
+        trainer.train_on_batch(np.ones(4, "float32"))
+
+
 def test_metrics_and_weights_are_those_of_the_global_batch():
     w = tf.Variable(tf.ones([4, 1]))
     mask = (RNG.uniform(size=50) < 0.3).astype("float32")
@@ -270,6 +286,30 @@ def test_a8_evaluation_counts_every_example_once_with_averaged_weights():
     assert found.metrics["close"] == pytest.approx(np.mean(np.abs(error) < 1), rel=1e-5)
     assert found.examples == 50
     assert np.array_equal(w.numpy(), moved)  # put back
+
+
+def test_averaged_weights_are_told_apart_where_the_optimizer_was_built_before():
+    """In another order than that of the trainer, and of the same shape: nothing else would tell."""
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")
+    optimizer = keras.optimizers.SGD(0.0, use_ema=True)
+    optimizer.build([b, a])
+    trainer = cn.Trainer(lambda x: a * x + 10 * b, optimizer, devices=2)
+    trainer.train_on_batch(np.zeros(4, "float32"))
+    assert trainer.evaluate(np.zeros(4, "float32"), batch_size=4).loss == 20.0
+    one, other = tf.Variable(1.0, name="same"), tf.Variable(2.0, name="same")
+    optimizer = keras.optimizers.SGD(0.0, use_ema=True)
+    optimizer.build([other, one])
+    trainer = cn.Trainer(lambda x: one * x + 10 * other, optimizer, devices=2)
+    trainer.train_on_batch(np.zeros(4, "float32"))
+    with pytest.raises(cn.InvalidArgument, match="which average is whose"):
+        trainer.evaluate(np.zeros(4, "float32"), batch_size=4)
+    assert [one.numpy(), other.numpy()] == [1.0, 2.0]
+
+
+def test_evaluation_of_what_has_no_weight_is_zero():
+    w = tf.Variable(1.0)
+    trainer = cn.Trainer(lambda x: cn.Weighted(w * x, tf.zeros_like(x)), keras.optimizers.SGD(), devices=2)
+    assert trainer.evaluate(np.ones(4, "float32"), batch_size=4).loss == 0.0
 
 
 def test_evaluation_changes_nothing_and_tells_the_function():
@@ -339,7 +379,7 @@ def test_replicas_draw_different_numbers():
     assert len({noise for _, noise in drawn.values()}) == 3
 
 
-def test_legacy_random_ops_do_not_repeat_on_the_replicas():
+def test_legacy_random_ops_do_not_repeat_on_the_replicas(tmp_path):
     tf.random.set_seed(1)
     w = tf.Variable(0.0)
     trainer = cn.Trainer(
@@ -350,6 +390,23 @@ def test_legacy_random_ops_do_not_repeat_on_the_replicas():
     first = trainer.train_on_batch(tf.zeros(8))
     assert 0 < first.metrics["noise"] < 1
     assert trainer.train_on_batch(tf.zeros(8)).metrics["noise"] != first.metrics["noise"]
+    trainer.fit(tf.zeros(8), batch_size=8, steps=1, logdir=tmp_path, progress=False)
+    of_one, of_other = json.loads((tmp_path / "metrics.jsonl").read_text())["replicas"].values()
+    assert of_one != of_other
+
+
+def test_evaluation_draws_other_numbers_on_every_replica(capfd):
+    tf.random.set_seed(1)
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        tf.print("drew", tf.random.uniform([]))
+        return w * x
+
+    cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=2).evaluate(tf.zeros(8), batch_size=8)
+    lines = sorted(line for line in capfd.readouterr().err.splitlines() if "drew" in line)
+    assert [line.split(" drew ")[0] for line in lines] == ["[CPU:0]", "[CPU:1]"]
+    assert len({line.split(" drew ")[1] for line in lines}) == 2
 
 
 def test_e1_batch_norm_on_two_clones():
@@ -485,8 +542,9 @@ def test_bad_settings_of_the_trainer(arguments, says):
 
 def test_all_bad_settings_in_one_error():
     with pytest.raises(cn.InvalidArgument) as caught:
-        cn.Trainer(3, "adam", variables="x", on_nan="y")
-    assert [p.argument for p in caught.value.problems] == ["loss", "optimizer", "variables", "on_nan"]
+        cn.Trainer(3, "adam", devices=9, sync=False, variables="x", on_nan="y")
+    wrong = ["loss", "optimizer", "devices", "variables", "sync", "on_nan"]
+    assert [p.argument for p in caught.value.problems] == wrong
 
 
 @pytest.mark.parametrize(
@@ -496,7 +554,10 @@ def test_all_bad_settings_in_one_error():
         ((X, Y[:9]), {"batch_size": 10}, "same number of rows"),
         ((X, Y), {"batch_size": 0}, "number of examples"),
         ((X, Y), {"batch_size": 10, "steps": 0, "log_every": -1}, "log_every=-1"),
+        ((X, Y), {"batch_size": 10, "callbacks": [keras.callbacks.EarlyStopping()]}, "are for cn.fit"),
+        ((X, Y), {"batch_size": 10, "callbacks": print}, "list of functions"),
         (iter([]), {}, "gave no batch"),
+        (iter([(X, Y), (X[:0], Y[:0]), (X, Y)]), {}, "has no rows"),
         (5, {"batch_size": 10}, "tf.data.Dataset, arrays"),
     ],
 )

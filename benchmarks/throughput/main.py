@@ -1,4 +1,4 @@
-"""How fast the trainer is: against MirroredStrategy, and against one device with all cores.
+"""How fast the trainer is: against MirroredStrategy, one device with all cores, and towers by hand.
 
 python benchmarks/throughput/main.py                                  a few hours on two cores
 python benchmarks/throughput/main.py --models cnn --devices 2,32      these contests only

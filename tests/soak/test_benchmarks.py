@@ -30,6 +30,7 @@ def test_throughput_gives_ratios(tmp_path: Path) -> None:
         "colonnade": 1,
         "mirrored": 1,
         "single": 1,
+        "towers": 1,
     }
     assert all(figures[0]["step"] > 0 and figures[0]["first"] > 0 for figures in rounds.values())
     for text in ("2 devices against mirrored: polynomial", "2 devices against single: geometric mean"):

@@ -8,6 +8,9 @@ import tensorflow as tf
 from colonnade.run.position import between_rounds, comes_again, frozen, other_batches, thaw
 from colonnade.run.split import Arguments
 
+# The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
+END = -1
+
 
 class Batches:
     """Goes through a dataset with one batch fetched ahead.
@@ -36,7 +39,7 @@ class Batches:
         self._taken = 0
         self._before: int | None = None  # taken before this pass; None until it is noted
         self.iterator: Any = None
-        self.size = 0  # of the batch at hand; 0 at the end
+        self.size = END  # of the batch at hand
         self._batch: list[Any] = []
         self.next_pass()
         self.note(0)
@@ -46,7 +49,7 @@ class Batches:
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""
-        while not self.size and self.begun < self._passes:
+        while self.size == END and self.begun < self._passes:
             self._begin_pass()
             self._fetch()
 
@@ -58,7 +61,7 @@ class Batches:
 
     def _fetch(self) -> None:
         found = self.iterator.get_next_as_optional()
-        self.size = 0
+        self.size = END
         if found.has_value():
             batch = found.get_value()
             self.go_on_with(int(rows(batch)), tf.nest.flatten(batch, expand_composites=True))
@@ -82,7 +85,7 @@ class Batches:
 
     def at_hand(self) -> Arguments | None:
         """The next batch; None at the end of the data."""
-        return self.like() if self.size else None
+        return self.like() if self.size != END else None
 
     def next(self) -> Arguments | None:
         """Take the batch at hand, and fetch another one."""
@@ -113,7 +116,7 @@ class Batches:
         place = {f"batch/{i}": component for i, component in enumerate(self._batch)}
         if self.exact:
             assert self._before is not None
-            fetched = taken - self._before + (self.size > 0)
+            fetched = taken - self._before + (self.size != END)
             place |= {"start": self._start, "fetched": tf.constant(fetched, tf.int64)}
             if self._whole:
                 place["iterator"] = frozen(self.iterator, "fit()")
@@ -131,7 +134,7 @@ class Batches:
         if self.exact:
             size, fetched = int(position["size"]), int(position["fetched"])
             self._start, self.begun, self._taken = position["start"], begun, taken
-            self._before = taken - fetched + (size > 0)
+            self._before = taken - fetched + (size != END)
             state = position.get("iterator")
             forward = state is None or between_rounds(self._start, state)
             if forward and self._gone_forward(fetched, size, batch):
@@ -148,10 +151,10 @@ class Batches:
     def _gone_forward(self, fetched: int, size: int, batch: list[Any]) -> bool:
         """Fetch so many batches from the start of the pass; whether this one is the last of them."""
         thaw(self.iterator, self._start, "fit()")
-        self.size = 0
+        self.size = END
         for _ in range(fetched):
             self._fetch()
-        if size == 0:  # the place is behind the last batch
+        if size == END:  # the place is behind the last batch
             self._fetch()
         return self.size == size and (not fetched or all(map(_equal, self._batch, batch)))
 

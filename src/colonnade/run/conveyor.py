@@ -16,7 +16,7 @@ from colonnade.reason.pipeline import forward
 from colonnade.run.concrete import concrete
 from colonnade.run.descent import specs, with_factor
 from colonnade.run.engine import Settings
-from colonnade.run.evaluation import Evaluation
+from colonnade.run.evaluation import Evaluation, Score
 from colonnade.run.footprint import Memory, homes_of, of_pipeline
 from colonnade.run.legs import Legs, untied
 from colonnade.run.lockstep import Lockstep
@@ -216,11 +216,18 @@ class PipelineEvaluation(Evaluation):
         super().__init__(getattr(loss, "python_function", loss), pipeline.devices)
         self._pipeline = pipeline
 
+    def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
+        """One trace for micro-batches of one shape; one each where they draw seeded numbers."""
+        common = self._cached(part, None)
+        if num_replicas == 1 or not common.repeats:
+            return common
+        return self._cached(part, Voice(replica, self._devices[0], True))
+
     def _compile(self, arguments: Arguments) -> Any:
         pipeline, stages = self._pipeline, range(self._pipeline.num_stages)
         split = pipeline.counts(arguments.size("evaluate()") or 0)
         flat = [count for row in split for count in row]
-        traces = [self._trace(arguments.resized(count)) for count in flat]
+        traces = [self._trace(arguments.resized(count), i, len(flat)) for i, count in enumerate(flat)]
         check("the loss function", refusals(traces, pipeline))
         legs = {traced: Legs(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
         for row in range(len(split)):

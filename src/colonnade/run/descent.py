@@ -128,9 +128,8 @@ class Descent:
     def objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
         common = self.cached(part, None)
-        if num_replicas == 1 or not (common.repeats or common.speaks):
-            return common
-        return self.cached(part, Voice(replica, self._settings.devices[replica], common.repeats))
+        voice = common.voice(replica, self._settings.devices[replica])
+        return common if num_replicas == 1 or voice is None else self.cached(part, voice)
 
     def cached(self, part: Arguments, voice: Voice | None) -> Objective:
         """The trace for slices like this one, as this replica speaks."""
@@ -142,7 +141,7 @@ class Descent:
         return self._objectives[key]
 
     def _traced(self, part: Arguments, voice: Voice | None) -> Objective:
-        return Objective(
+        traced = Objective(
             self._settings.loss,
             part,
             self.optimizer.scale_loss,
@@ -151,6 +150,17 @@ class Descent:
             timed=self._timed,
             examined=self._examined,
         )
+        check("the loss function", self._used_at_times(traced))
+        return traced
+
+    def _used_at_times(self, traced: Objective) -> Iterator[Problem]:
+        """Parameters that the function uses in this trace and not in the first one, or the other way."""
+        first = next(iter(self._objectives.values()), traced)
+        one, other = ({p.ref(): p for p in found.parameters} for found in (first, traced))
+        for ref in [ref for ref in one | other if ref not in one or ref not in other]:
+            rule = "is trained by some batches or slices, and not by those of another size or kind"
+            fix = "Use it for every slice, if only times zero, and freeze layers before the first step"
+            yield Problem("variable", (one | other)[ref].name, rule, fix)
 
     def told(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such slices: how many replicas work, the dtype of the loss, those of the metrics."""
@@ -198,8 +208,7 @@ class Descent:
     def _scaled(self, device: str, bindings: Callable[[Any], Mapping[Any, Any]]) -> Callable[[Any], Any]:
         """Multiplies as the optimizer scales a loss, by the scale that is bound on `device`."""
         if self._scale_trace is None:
-            scale_loss: Callable[[Any], Any] = self.optimizer.scale_loss
-            return scale_loss
+            return lambda gradient: _each(self.optimizer.scale_loss, gradient)
         (factor,) = self._scale_trace.on(device, [], bindings(self._scale_trace.captures))
         return lambda gradient: divided(gradient, 1 / factor)
 
@@ -336,10 +345,14 @@ def divisor(weight: Any) -> Any:
 
 def divided(gradient: Any, weight: Any) -> Any:
     """A gradient, dense or sparse or None, over a number."""
+    return None if gradient is None else _each(lambda g: g / tf.cast(weight, g.dtype), gradient)
+
+
+def _each(fn: Callable[[Any], Any], gradient: Any) -> Any:
+    """A function of the values of a gradient, dense or sparse."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values / tf.cast(weight, gradient.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient if gradient is None else gradient / tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(fn(gradient.values), gradient.indices, gradient.dense_shape)
+    return fn(gradient)
 
 
 def gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:

@@ -13,7 +13,8 @@ from colonnade.run.reduce import star
 from colonnade.run.residence import Residence
 from colonnade.run.segments import problems, together
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import Traced
+from colonnade.run.trace import Traced, Voice
+from colonnade.run.update import as_keras
 
 
 class Score(Traced):
@@ -59,6 +60,7 @@ class Evaluation:
             raise InvalidArgument(
                 "evaluate()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
             )
+        weight = weight or 1.0  # where nothing has a weight, the mean is 0
         return loss / weight, {name: value / weight for name, value in metrics.items()}, examples
 
     def _sums(self, arguments: Arguments) -> Any:
@@ -70,7 +72,7 @@ class Evaluation:
 
     def _compile(self, arguments: Arguments) -> Any:
         counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
-        traces = [self._trace(arguments.resized(count)) for count in counts]
+        traces = [self._trace(arguments.resized(count), i, len(counts)) for i, count in enumerate(counts)]
         check("the loss function", problems(traces))
         bindings = [self._residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
 
@@ -84,24 +86,55 @@ class Evaluation:
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         return concrete(sums, *specs)
 
-    def _trace(self, part: Arguments) -> Score:
-        key = part.key()
+    def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
+        """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
+        common = self._cached(part, None)
+        voice = common.voice(replica, self._devices[replica])
+        return common if num_replicas == 1 or voice is None else self._cached(part, voice)
+
+    def _cached(self, part: Arguments, voice: Voice | None) -> Score:
+        key = (part.key(), voice)
         if key not in self._traces:
-            self._traces[key] = Score(self._loss, part)
+            self._traces[key] = Score(self._loss, part, voice)
         return self._traces[key]
 
 
 @contextmanager
-def averaged(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[None]:
-    """Put the averaged weights in place for a while, if the optimizer keeps them."""
+def averaged(optimizer: Any, parameters: Sequence[tf.Variable], *, built_before: bool) -> Iterator[None]:
+    """Put the averaged weights in place for a while, if the optimizer keeps them.
+
+    One that was `built_before` the training may have its variables in another order.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(inner, "use_ema", False) or not parameters:
         yield
         return
+    ordered = _as_built(inner, parameters) if built_before else parameters
     before = [parameter.numpy() for parameter in parameters]
-    inner.finalize_variable_values(parameters)
     try:
+        inner.finalize_variable_values(ordered)
         yield
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.assign(value)
+
+
+def _as_built(optimizer: Any, parameters: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Parameters in the order of the optimizer's averages, which are named after them."""
+    ending = "_average"
+    kept = [v.name.removesuffix(ending) for v in optimizer.variables if v.name.endswith(ending)]
+    known = {_slot_name(p): v for p, v in zip(as_keras(parameters), parameters, strict=True)}
+    if sorted(kept) != sorted(known):
+        rule = (
+            "was built before, for other variables than the loss trains or for several of one name, so it "
+            "cannot be told which average is whose"
+        )
+        fix = "Pass an optimizer that is not built, or give each variable a name of its own"
+        raise InvalidArgument("evaluate()", [Problem("optimizer", optimizer.name, rule, fix)])
+    return [known[name] for name in kept]
+
+
+def _slot_name(variable: Any) -> str:
+    """How Keras begins the names of an optimizer's variables that belong to this one."""
+    name = str(getattr(variable, "path", variable.name))
+    return name.replace("/", "_").replace(":", "_")

@@ -6,6 +6,7 @@ step itself, which Keras asks `model.train_function` for, is Colonnade's.
 
 import inspect
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import keras
@@ -24,6 +25,9 @@ EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
 # These are quotients of sums over their dims, by default over the examples too.
 QUOTIENTS = (keras.losses.Dice, keras.losses.Tversky)
 QUOTIENTS_OF_ALL = ("dice", "tversky", keras.losses.dice, keras.losses.tversky)
+# These compare every example with every other.
+PAIRWISE = (keras.losses.Circle,)
+PAIRWISE_NAMES = ("circle", keras.losses.circle)
 
 
 def fit(
@@ -47,7 +51,7 @@ def fit(
         x, y: what `model.fit` takes: arrays, tensors, a dataset.
         devices: how many devices, or which; all by default.
         sync: how replicas work together, as for `cn.Trainer`.
-        variables: where variables live, as for `cn.Trainer`.
+        variables: where variables live: auto, shared, mirrored or partitioned.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
     Returns:
@@ -96,8 +100,9 @@ class _Step:
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
-        for _ in range(self._model.steps_per_execution):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(next(iterator))
+        # The last execution of an epoch may have fewer steps.
+        for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
             self._engine.enter()
             logs = self._loop.once(Arguments((x, y, weight), {}, ("x", "y", "sample_weight")))
             self._engine.leave()
@@ -176,6 +181,9 @@ def _problems(model: Any, num_devices: int) -> Iterator[Problem]:
         if num_devices > 1 and _is_quotient(loss):
             rule = "is a quotient of sums over all examples, which is not the mean of the slices' losses"
             yield Problem("loss", getattr(loss, "name", loss), rule, "Give it axis=... without 0")
+        if num_devices > 1 and (isinstance(loss, PAIRWISE) or loss in PAIRWISE_NAMES):
+            rule = "compares all examples of a batch with each other, and a slice has only some of them"
+            yield Problem("loss", getattr(loss, "name", loss), rule, "Train with it on one device: devices=1")
 
 
 def _is_quotient(loss: Any) -> bool:

@@ -273,10 +273,12 @@ class Lockstep:
     def _updated(self, update: Update, gradients: list[Any], home: int) -> Any:
         """Update one copy of the variables."""
         assert self.residence is not None
-        bindings = self.residence.update_bindings(home, update.captures)
-        if update.compiles and len(set(self.every_device)) == 1 and self._settings.mode == "partitioned":
-            return update.at_once([components(gradients)], update.bound(bindings), self.every_device[0])
-        device = None if self._settings.mode == "partitioned" else self.devices[home]
+        bindings, mode = self.residence.update_bindings(home, update.captures), self._settings.mode
+        undivided = mode == "shared" or (mode == "partitioned" and len(set(self.every_device)) == 1)
+        if update.compiles and undivided:
+            place = self.parameters[0].device
+            return update.at_once([components(gradients)], update.bound(bindings), place)
+        device = None if mode == "partitioned" else self.devices[home]
         with tf.device(device), tf.name_scope(f"update_{home}"):
             return update.call(components(gradients), update.bound(bindings), self._function(update, home))
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from colonnade.run.batches import Batches, dims, rows
+from colonnade.run.batches import END, Batches, dims, rows
 from colonnade.run.concrete import concrete
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.split import Arguments
@@ -101,8 +101,8 @@ class Loop:
                 flat = [tf.identity(t) for t in tf.nest.flatten(found, expand_composites=True)]
                 return [rows(found), dims(tf.nest.flatten(found)), *flat]
 
-            # At the end of the data the size is 0, and the batch does not matter.
-            nothing = [tf.constant(0), tf.zeros_like(here)]
+            # At the end of the data the batch does not matter.
+            nothing = [tf.constant(END), tf.zeros_like(here)]
             size, shape, *following = tf.cond(
                 optional.has_value(), value, lambda: [*nothing, *(tf.identity(t) for t in like)]
             )

@@ -16,6 +16,19 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.split import Arguments, is_tensor
 from colonnade.run.trace import Traced, Voice
 
+# What a line of metrics.jsonl has beside the metrics.
+FIGURES = (
+    "time",
+    "step",
+    "examples",
+    "loss",
+    "examples_per_second",
+    "seconds_per_batch",
+    "skipped",
+    "replicas",
+    "staleness",
+)
+
 
 @dataclass(frozen=True)
 class Weighted:
@@ -149,7 +162,13 @@ def _parts(result: Any) -> tuple[Any, dict[str, Any], Any]:
         raise InvalidArgument(
             "the loss function", [Problem("return value", kind, rule, "Return the losses unreduced")]
         )
+    check("the loss function", [_taken(name) for name in metrics if name in FIGURES])
     return losses, metrics, outputs
+
+
+def _taken(name: str) -> Problem:
+    rule = "is what a figure of every step is called, in metrics.jsonl and TensorBoard"
+    return Problem("metric", name, rule, f"Call it something else, such as own_{name}")
 
 
 def _floats(values: Any) -> Any:

@@ -136,9 +136,8 @@ class Parallel:
         if num_replicas == 1:
             return traced
         check(self._where, refusals(traced))
-        if not (traced.repeats or traced.speaks):
-            return traced
-        return self._cached(part, Voice(replica, self.devices[replica], traced.repeats))
+        voice = traced.voice(replica, self.devices[replica])
+        return traced if voice is None else self._cached(part, voice)
 
     def _cached(self, part: Arguments, voice: Voice | None) -> Traced:
         key = (part.key(), voice, _seed())

@@ -1,6 +1,7 @@
 """Seeing a training: a bar in a terminal, lines elsewhere, TensorBoard summaries and metrics.jsonl."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ class Progress:
             }
             if record.staleness:
                 line["staleness"] = record.staleness
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json.dumps(_finite(line)) + "\n")
             self._file.flush()
         if self._writer:
             with self._writer.as_default(step=record.step):
@@ -119,6 +120,13 @@ class Progress:
                 for device, loss in replicas.items():
                     tf.summary.scalar(f"loss by replica/{device}", loss)
             self._writer.flush()
+
+
+def _finite(figures: Any) -> Any:
+    """Numbers, and null for what is not finite, for which JSON has no word."""
+    if isinstance(figures, dict):
+        return {name: _finite(figure) for name, figure in figures.items()}
+    return figures if math.isfinite(figures) else None
 
 
 def _bar(console: Console) -> Bar:

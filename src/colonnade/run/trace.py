@@ -143,8 +143,8 @@ class Traced:
     def _flat(self, fn: Callable[..., Any], arguments: Arguments, outputs: list[Any]) -> Callable[..., Any]:
         """`fn` over plain tensors; puts what it returns, as it is structured, into `outputs`.
 
-        This little is all that AutoGraph sees of Colonnade, in any trace: it takes a twentieth of a
-        second for each function that it has not seen before.
+        AutoGraph gets to see as little as can be, the same in every trace: it takes a twentieth of a second
+        for each function that it has not seen before.
         """
         begin, leaves = self._ours(self._begin), self._ours(tensor_leaves)
 
@@ -185,6 +185,10 @@ class Traced:
     def speaks(self) -> bool:
         """Whether it prints, asserts or writes summaries."""
         return any(node.op in SPEAKING for node in nodes(self.concrete.graph.as_graph_def()))
+
+    def voice(self, replica: int, device: str) -> Voice | None:
+        """What a replica needs a trace of its own for: to speak, or to draw numbers of its own."""
+        return Voice(replica, device, self.repeats) if self.repeats or self.speaks else None
 
     def paths(self) -> list[tuple[str, Any]]:
         """The leaves of what the function returns, each with its path."""

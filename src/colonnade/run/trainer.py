@@ -78,24 +78,23 @@ class Trainer:
         pipeline = devices if isinstance(devices, Pipeline) else None
         dealt = variables if isinstance(variables, Partitioned) else Partitioned()
         variables = "partitioned" if isinstance(variables, Partitioned) else variables
-        self.devices = (
-            hardware.resolve(devices, "Trainer()") if not isinstance(devices, Pipeline) else devices.devices
-        )
+        self.devices, unknown = _resolved(devices)
+        sync = Synchronous() if sync is None else sync
         amiss = [
             *_problems(loss, optimizer),
+            *unknown,
             *_pipeline_problems(pipeline, sync, variables),
-            *sync_problems(sync or Synchronous(), variables, len(self.devices)),
+            *sync_problems(sync, variables, len(self.devices) or 1),
             *_options(penalty, on_nan, reduce),
         ]
         check("Trainer()", amiss)
-        sync = Synchronous() if sync is None else sync
         self.step = self.examples = self.skipped = 0
         self.staleness: Counter[int] = Counter()
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: dict[Path, list[int]] = {}
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
-        self.optimizer = optimizer
+        self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._engine: Engine
@@ -181,10 +180,12 @@ class Trainer:
                 `epochs` count from the start of the first run.
 
         Returns:
-            A `History`. Ctrl-C finishes the step at hand and returns what was reached; with a checkpoint,
-            Ctrl-C and SIGTERM finish the step, save, and end the program with exit code 75.
+            A `History`. Ctrl-C finishes the steps at hand, half a second of them, and returns what was
+            reached; with a checkpoint, Ctrl-C and SIGTERM finish them, save, and end the program with exit
+            code 75.
         """
-        check("fit()", _fit_problems(data, steps, epochs, log_every, checkpoint))
+        amiss = [*_fit_problems(data, steps, epochs, log_every, checkpoint), *_not_called(callbacks)]
+        check("fit()", amiss)
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
@@ -326,7 +327,7 @@ class Trainer:
         Where the optimizer keeps averaged weights (`use_ema=True`), those are used.
         """
         dataset = feed(data, batch_size, "evaluate()")
-        with averaged(self.optimizer, self.parameters):
+        with averaged(self.optimizer, self.parameters, built_before=self._built_before):
             loss, metrics, examples = self._evaluation.run(dataset, self._names, self._mode(training=False))
         return Record(loss, metrics, self.step, examples)
 
@@ -397,8 +398,18 @@ def _options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
         yield Problem("reduce", reduce, "must be auto", "Leave it out")
 
 
+def _resolved(devices: Devices | Pipeline) -> tuple[tuple[str, ...], Sequence[Problem]]:
+    """The devices, or what is wrong with them: told with all else that is."""
+    if isinstance(devices, Pipeline):
+        return devices.devices, ()
+    try:
+        return hardware.resolve(devices, "Trainer()"), ()
+    except InvalidArgument as error:
+        return (), error.problems
+
+
 def _pipeline_problems(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterator[Problem]:
-    if pipeline is not None and sync not in (None, Synchronous()):
+    if pipeline is not None and sync != Synchronous():
         rule = "has no meaning for a pipeline, whose rows work in lockstep"
         yield Problem("sync", sync, rule, "Leave it out")
     if pipeline is not None and variables != "auto":
@@ -423,3 +434,11 @@ def _fit_problems(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not whole and not (optional and value is None):
             yield Problem(name, value, "must be a whole number from 1 up", f"Try {name}=10")
+
+
+def _not_called(callbacks: Any) -> Iterator[Problem]:
+    given = callbacks if isinstance(callbacks, list | tuple) else None
+    if given is None or not all(callable(callback) for callback in given):
+        rule = "must be a list of functions that are called with a Record"
+        fix = "Try callbacks=[lambda record: record.loss < 0.1]; Keras's callbacks are for cn.fit"
+        yield Problem("callbacks", callbacks, rule, fix)
