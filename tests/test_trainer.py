@@ -186,6 +186,30 @@ def test_skipping_ends_after_a_limit():
         trainer.fit(((bad, Y[:12]) for _ in range(60)), progress=False)
 
 
+def test_a2_every_device_sees_its_own_examples(capfd):
+    w = tf.Variable(1.0)
+
+    def loss(ids):
+        tf.print("saw", ids, summarize=-1)
+        return w * tf.cast(ids, tf.float32)
+
+    cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=3).train_on_batch(np.arange(10))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "saw" in line]
+    seen = {device: ids.strip("[]").split() for device, ids in (line.split(" saw ") for line in lines)}
+    assert sorted(seen) == ["[CPU:0]", "[CPU:1]", "[CPU:2]"]
+    assert sorted(int(i) for ids in seen.values() for i in ids) == list(range(10))
+
+
+def test_the_bar_in_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    _, trainer = linear(devices=2)
+    trainer.fit((X, Y), batch_size=50, steps=20, log_every=10)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out).splitlines()[-1]
+    assert "20/20" in shown
+    assert re.search(r"loss [0-9.e-]+, [0-9,]+ examples/s", shown)
+
+
 def test_a7_the_log_line(capsys):
     _, trainer = linear(devices=2)
     history = trainer.fit((X, Y), batch_size=50, steps=20, log_every=10)
