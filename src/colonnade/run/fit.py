@@ -24,10 +24,10 @@ from colonnade.run.split import Arguments
 EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
 # These are quotients of sums over their dims, by default over the examples too.
 QUOTIENTS = (keras.losses.Dice, keras.losses.Tversky)
-QUOTIENTS_OF_ALL = ("dice", "tversky", keras.losses.dice, keras.losses.tversky)
+QUOTIENTS_OF_ALL = ("dice", "Dice", "tversky", "Tversky", keras.losses.dice, keras.losses.tversky)
 # These compare every example with every other.
 PAIRWISE = (keras.losses.Circle,)
-PAIRWISE_NAMES = ("circle", keras.losses.circle)
+PAIRWISE_NAMES = ("circle", "Circle", keras.losses.circle)
 
 
 def fit(

@@ -276,7 +276,7 @@ class Lockstep:
         bindings, mode = self.residence.update_bindings(home, update.captures), self._settings.mode
         undivided = mode == "shared" or (mode == "partitioned" and len(set(self.every_device)) == 1)
         if update.compiles and undivided:
-            place = self.parameters[0].device
+            place = self.parameters[0].device if mode == "shared" else self.every_device[0]
             return update.at_once([components(gradients)], update.bound(bindings), place)
         device = None if mode == "partitioned" else self.devices[home]
         with tf.device(device), tf.name_scope(f"update_{home}"):

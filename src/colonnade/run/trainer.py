@@ -360,6 +360,8 @@ class Trainer:
     @contextmanager
     def _state(self) -> Iterator[None]:
         """Around steps: copies take the user's values, the user's variables take the result."""
+        if not self.parameters:
+            self._built_before = self.optimizer.built
         self._engine.enter()
         try:
             yield
