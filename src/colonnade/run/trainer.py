@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
-from colonnade.hardware import devices as hardware
+from colonnade.run import mistakes
 from colonnade.run.batches import Batches
 from colonnade.run.checkpoint import Checkpoint
 from colonnade.run.conveyor import Conveyor, PipelineEvaluation
 from colonnade.run.engine import MOST_SKIPPED, Chunk, Engine, Settings, Stream, Sync, home, sync_problems
 from colonnade.run.evaluation import Evaluation, averaged
-from colonnade.run.feed import feed, is_generator
+from colonnade.run.feed import feed
 from colonnade.run.footprint import Memory
 from colonnade.run.history import History, Record
 from colonnade.run.interruption import Interruption, interactive, interruptible, leave
@@ -26,7 +26,6 @@ from colonnade.run.manifest import Manifest
 from colonnade.run.parallel import Devices
 from colonnade.run.partitioned import Partitioned
 from colonnade.run.pipeline import Pipeline
-from colonnade.run.position import generator_problem
 from colonnade.run.progress import Progress
 from colonnade.run.split import Arguments, parameter_names
 from colonnade.run.state import Resumable
@@ -78,14 +77,14 @@ class Trainer:
         pipeline = devices if isinstance(devices, Pipeline) else None
         dealt = variables if isinstance(variables, Partitioned) else Partitioned()
         variables = "partitioned" if isinstance(variables, Partitioned) else variables
-        self.devices, unknown = _resolved(devices)
+        self.devices, unknown = mistakes.resolved(devices)
         sync = Synchronous() if sync is None else sync
         amiss = [
-            *_problems(loss, optimizer),
+            *mistakes.of_training(loss, optimizer),
             *unknown,
-            *_pipeline_problems(pipeline, sync, variables),
+            *mistakes.of_pipeline(pipeline, sync, variables),
             *sync_problems(sync, variables, len(self.devices) or 1),
-            *_options(penalty, on_nan, reduce),
+            *mistakes.of_options(penalty, on_nan, reduce),
         ]
         check("Trainer()", amiss)
         self.step = self.examples = self.skipped = 0
@@ -184,7 +183,10 @@ class Trainer:
             reached; with a checkpoint, Ctrl-C and SIGTERM finish them, save, and end the program with exit
             code 75.
         """
-        amiss = [*_fit_problems(data, steps, epochs, log_every, checkpoint), *_not_called(callbacks)]
+        amiss = [
+            *mistakes.of_fit(data, steps, epochs, log_every, checkpoint),
+            *mistakes.of_callbacks(callbacks),
+        ]
         check("fit()", amiss)
         dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
@@ -380,67 +382,3 @@ class Trainer:
         """How many steps there will be, as far as one can tell."""
         known = int(dataset.cardinality()) * passes
         return min((n for n in (steps, known if known >= 0 else None) if n is not None), default=None)
-
-
-def _problems(loss: Any, optimizer: Any) -> Iterator[Problem]:
-    if not callable(loss):
-        yield Problem(
-            "loss", loss, "must be a function of a batch", "Pass the function itself, not its value"
-        )
-    if not all(hasattr(optimizer, name) for name in ("apply", "build", "scale_loss")):
-        yield Problem("optimizer", optimizer, "must be a Keras 3 optimizer", "Try keras.optimizers.Adam()")
-
-
-def _options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
-    if penalty is not None and not callable(penalty):
-        yield Problem("penalty", penalty, "must be a function without arguments", "Wrap it: lambda: ...")
-    if on_nan not in ("stop", "skip"):
-        yield Problem("on_nan", on_nan, "must be stop or skip", "Leave it out to stop")
-    if reduce != "auto":
-        yield Problem("reduce", reduce, "must be auto", "Leave it out")
-
-
-def _resolved(devices: Devices | Pipeline) -> tuple[tuple[str, ...], Sequence[Problem]]:
-    """The devices, or what is wrong with them: told with all else that is."""
-    if isinstance(devices, Pipeline):
-        return devices.devices, ()
-    try:
-        return hardware.resolve(devices, "Trainer()"), ()
-    except InvalidArgument as error:
-        return (), error.problems
-
-
-def _pipeline_problems(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterator[Problem]:
-    if pipeline is not None and sync != Synchronous():
-        rule = "has no meaning for a pipeline, whose rows work in lockstep"
-        yield Problem("sync", sync, rule, "Leave it out")
-    if pipeline is not None and variables != "auto":
-        rule = "has no meaning for a pipeline, whose variables live with their stages"
-        yield Problem("variables", variables, rule, "Leave it out")
-
-
-def _fit_problems(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        rule, fix = "must be a cn.Checkpoint", "Try cn.Checkpoint('runs/first', every=1000)"
-        yield Problem("checkpoint", checkpoint, rule, fix)
-    elif checkpoint is not None and checkpoint.data == "exact" and is_generator(data):
-        yield generator_problem(data)
-    if isinstance(data, Iterator) and isinstance(epochs, int) and epochs > 1:
-        rule = "asks for data that can be gone through again; an iterator is at its end after once"
-        yield Problem("epochs", epochs, rule, "Pass a list of batches, or a tf.data.Dataset.from_generator")
-    for name, value, optional in (
-        ("steps", steps, True),
-        ("epochs", epochs, True),
-        ("log_every", log_every, False),
-    ):
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not whole and not (optional and value is None):
-            yield Problem(name, value, "must be a whole number from 1 up", f"Try {name}=10")
-
-
-def _not_called(callbacks: Any) -> Iterator[Problem]:
-    given = callbacks if isinstance(callbacks, list | tuple) else None
-    if given is None or not all(callable(callback) for callback in given):
-        rule = "must be a list of functions that are called with a Record"
-        fix = "Try callbacks=[lambda record: record.loss < 0.1]; Keras's callbacks are for cn.fit"
-        yield Problem("callbacks", callbacks, rule, fix)
