@@ -3,6 +3,11 @@
 Applying an optimizer to a part of the variables would count a step and clip the gradient for every
 part. So the whole update is one function. Called with other handles it updates copies; and where each
 parameter has an owner, the ops that work for it are put on the owner's device.
+
+Some of what an optimizer does needs no gradient: weight decay, an average that overwrites, a constraint.
+It must wait all the same until every replica has read the parameter. The control inputs of a call do not
+see to that: where the call is on another device than what it waits for, TensorFlow's optimiser loses them
+(seen with 2.21). So an update has a gate, an argument for which all of its ops wait.
 """
 
 import functools
@@ -20,6 +25,8 @@ from colonnade.run.concrete import concrete
 from colonnade.run.graph import ancestors, captures
 from colonnade.run.living import around
 
+GATE = tf.TensorSpec([], tf.int32)
+
 
 class Update:
     """`optimizer.apply` as a function of the gradients and of the handles of all variables it touches.
@@ -35,26 +42,30 @@ class Update:
         packed = [specs[i] for i in present]
         trained = as_keras([parameters[i] for i in present])
 
-        def apply(*components: Any) -> Any:
+        def apply(gate: Any, *components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
-            if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
-                gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            optimizer.apply(gradients, trained)
-            return tf.constant(0)
+            with tf.control_dependencies([gate]):
+                if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
+                    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+                optimizer.apply(gradients, trained)
+                return tf.constant(0)
 
         self._parameters = list(parameters)
         self._specs = tf.nest.flatten(packed, expand_composites=True)
         with tf.init_scope():
-            self.concrete = _traced(apply, self._specs, optimizer)
+            self.concrete = _traced(apply, [GATE, *self._specs], optimizer)
         self.captures = captures(self.concrete)
         self._sums: dict[int, Any] = {}  # compiled, by the number of replicas
 
     def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
         """Apply the gradients, given as plain tensors, to the variables of these handles.
 
-        `function` is `concrete`, or what `placed` made of it.
+        Nothing is read or written before the gradients are there, and what else the caller waits for
+        (`tf.control_dependencies`). `function` is `concrete`, or what `placed` made of it.
         """
-        args = [*gradients, *handles]
+        with tf.control_dependencies(gradients):
+            gate = tf.constant(0)
+        args = [gate, *gradients, *handles]
         return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=function or self.concrete)[0]
 
     @cached_property
@@ -117,6 +128,7 @@ class Update:
 
         def placed(*args: Any) -> Any:
             mapped = {f"{name}:0": arg for name, arg in zip(inputs, args, strict=True)}
+            mapped[f"^{inputs[0]}"] = args[0]  # the gate
             return tf.graph_util.import_graph_def(graph, input_map=mapped, return_elements=[output], name="")[
                 0
             ]
