@@ -118,15 +118,15 @@ def poisoned(home, on_nan="stop", **options):
         count.assign_add(1.0)
         return tf.squeeze((x @ w - y) ** 2, axis=1)
 
-    trainer = cn.Trainer(
-        loss, keras.optimizers.SGD(0.01, momentum=0.9), devices=3, variables=home, on_nan=on_nan, **options
-    )
+    # Decay needs no gradient, so it must be told that the gradient is bad.
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=0.5)
+    trainer = cn.Trainer(loss, optimizer, devices=3, variables=home, on_nan=on_nan, **options)
     bad = X[:12].copy()
     bad[5] = np.nan  # rows 4 to 7 are device 1's, which is not the last
     return w, count, trainer, bad
 
 
-@pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])
+@pytest.mark.parametrize("home", ["partitioned", "mirrored", *long("shared")])
 def test_a5_a_nan_names_device_step_and_variable_and_nothing_is_applied(home):
     w, count, trainer, bad = poisoned(home)
     for _ in range(3):
@@ -136,7 +136,8 @@ def test_a5_a_nan_names_device_step_and_variable_and_nothing_is_applied(home):
         trainer.train_on_batch(bad, Y[:12])
     assert (caught.value.device, caught.value.step) == ("/device:CPU:1", 4)
     assert caught.value.variable == "weights:0"
-    assert np.array_equal(w.numpy(), before[0])
+    for value in (w.numpy(), *(own for (own,) in trainer.replicas())):
+        assert np.array_equal(value, before[0])
     assert count.numpy() == before[1]
     for variable, value in zip(trainer.optimizer.variables, before[2], strict=True):
         assert np.array_equal(np.asarray(variable), value)
@@ -167,7 +168,7 @@ def test_a_nan_in_a_fit_is_found_at_its_step():
     np.testing.assert_allclose(w, v, atol=1e-6)
 
 
-@pytest.mark.parametrize("home", ["shared", *long("mirrored", "partitioned")])
+@pytest.mark.parametrize("home", ["shared", "mirrored", *long("partitioned")])
 def test_skipping_a_nan_leaves_that_update_out_and_counts_it(home):
     w, count, trainer, bad = poisoned(home, on_nan="skip")
     data = [(X[:12], Y[:12]), (bad, Y[:12]), (X[:12], Y[:12])]
