@@ -1,0 +1,58 @@
+"""How often a reader who follows one batch through the code goes from one module to another.
+
+`python tests/moves.py` follows the first step of a synchronous training and of a pipeline: of every function
+of Colonnade the first call. A move is a call in another module than the call before it; it turns back if the
+module was seen before.
+"""
+
+import itertools
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+
+import colonnade as cn
+
+
+def synchronous():
+    w = tf.Variable([[0.0]])
+    return cn.Trainer(lambda x, y: tf.squeeze((x @ w - y) ** 2, 1), keras.optimizers.SGD(0.1), devices=2)
+
+
+def pipeline():
+    stages = cn.Pipeline([keras.layers.Dense(3), keras.layers.Dense(1)], 2)
+    loss = lambda x, y: tf.squeeze((stages(x) - y) ** 2, 1)  # noqa: E731
+    return cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=stages)
+
+
+def followed(trainer):
+    """The modules of the functions that a first step calls, in the order of their first calls."""
+    functions, modules = set(), []
+
+    def note(frame, event, _):
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("colonnade.") and frame.f_code not in functions:
+            functions.add(frame.f_code)
+            modules.append(module)
+
+    x = tf.ones([8, 1])
+    sys.setprofile(note)
+    trainer.train_on_batch(x, x)
+    sys.setprofile(None)
+    return modules
+
+
+def counted(modules):
+    """Moves, those that turn back, and modules."""
+    moves = sum(one != other for one, other in itertools.pairwise(modules))
+    return moves, moves - len(set(modules)) + 1, len(set(modules))
+
+
+if __name__ == "__main__":
+    cn.setup(virtual=4)
+    for way in (synchronous, pipeline):
+        moves, back, modules = counted(followed(way()))
+        print(f"{way.__name__}: {moves} moves between {modules} modules, {back} of them turning back")
