@@ -20,9 +20,9 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# Stopped or killed, it goes on where it was; PIECE='-k kills' is a part of it.
 soak: $(VENV)/.dev
-	@$(BIN)/pytest -m long --timeout 1800 tests
-	@$(BIN)/pytest -n 0 --timeout 3600 tests/soak
+	@$(BIN)/python tests/soaking.py $(PIECE)
 
 bench: $(VENV)/.dev
 	@for question in benchmarks/*/main.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from paired import last, output
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_03_mnist(name):

@@ -3,7 +3,10 @@
 import json
 import sys
 
+import pytest
 from fresh import ROOT, run
+
+pytestmark = pytest.mark.alone
 
 
 def test_five_hundred_races(tmp_path):

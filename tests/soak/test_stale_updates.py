@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import colonnade as cn
 
+pytestmark = pytest.mark.alone
+
 DEVICES, UPDATES, ROUNDS = 8, 20_000, 20
 ONES = tf.data.Dataset.from_tensors(np.ones(DEVICES, "float32")).repeat()
 
