@@ -4,9 +4,9 @@ Run as a program: `killed.py DIRECTORY ACTION ARGUMENTS...` prints what happened
 imported once and not started; every training is a fork of that process: two seconds in place of five.
 
     test                      some of each of the following
-    random KILLS SEED MODE    kill -9 at random moments, every other one inside a save, until KILLS were
-                              made; each time the same training goes on; its end is compared with one that
-                              nothing happened to
+    random KILLS SEED MODE DATA   kill -9 at random moments, many of them inside a save, until KILLS were
+                              made; each time the same training goes on; its end must be what was promised
+                              for this kind: see trainings.py for the modes and data
     points MODE               a kill before and after every write, fsync, rename and removal of a save
     signals                   SIGTERM and Ctrl-C
     launches COUNT            a second training in the directory of a first
@@ -18,9 +18,11 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import trainings
 
 import colonnade as cn
 from colonnade.run import archive, bundles, keeper
@@ -94,7 +97,11 @@ def ended(pid: int) -> int:
 
 def unbroken(notes: Path, mode: str) -> str:
     """The end of a training that nothing happens to, and that saves nothing."""
-    pid = fork(notes, lambda: train(None, mode))
+    return of_a_fork(notes, lambda: train(None, mode))
+
+
+def of_a_fork(notes: Path, body: Callable[[], str]) -> str:
+    pid = fork(notes, body)
     assert ended(pid) == 0, (notes / f"{pid}.err").read_text()
     return (notes / f"{pid}.out").read_text()
 
@@ -145,6 +152,20 @@ def points_in_a_save(reached: Callable[[str], None]) -> None:
     archive.Archive.prune = within(archive.Archive.prune)
 
 
+class Timed:
+    """Kills its own process some time after its first step, whatever it is at then."""
+
+    def __init__(self, delay: float) -> None:
+        self.delay, self.timer = delay, None
+
+    def __call__(self) -> None:
+        if self.timer is None:
+            self.timer = threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL))
+            self.timer.daemon = True
+            self.timer.start()
+        time.sleep(0.005)  # so that there is time for a kill in a training of some milliseconds
+
+
 class Killer:
     """Kills its own process at one point inside a save, and tells which it was."""
 
@@ -158,40 +179,48 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def random_kills(folder: Path, kills: str, seed: str, mode: str, wanted: str = "") -> dict[str, Any]:
-    chance = random.Random(int(seed))
+def random_kills(folder: Path, kills: str, seed: str, mode: str, data: str) -> dict[str, Any]:
+    chance, kind = random.Random(int(seed)), trainings.Kind(mode, data)
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
-    wanted = wanted or unbroken(notes, mode)
-    total = {"kills": 0, "inside a save": 0, "trainings": 0, "equal": 0}
+    wanted = trainings.promised(kind) or of_a_fork(notes, lambda: trainings.train(kind, None))
+    total = {"kills": 0, "inside a save": 0, "between steps": 0, "trainings": 0, "as promised": 0}
     points: dict[str, int] = {}
+    others: list[str] = []
     while total["kills"] < int(kills) or total["trainings"] == 0:
         run = folder / f"run-{total['trainings']}"
         while True:
-            inside, note = chance.random() < 0.5, notes / f"{total['kills']}.point"
-            after, delay = chance.randint(0, 150), chance.uniform(0.3, 4.0)
-            enough = total["kills"] >= int(kills)
+            where = chance.choices(("save", "step", "any"), (45, 40, 15))[0]
+            if total["kills"] >= int(kills):
+                where = "nowhere"
+            note, after = notes / f"{total['kills']}.point", chance.randint(0, 90)
+            delay, early = chance.uniform(0, 0.3), chance.uniform(0.1, 1.5)
 
-            def body(inside=inside, note=note, after=after, run=run, enough=enough) -> str:
-                if inside and not enough:
+            def body(where=where, note=note, after=after, delay=delay, run=run) -> str:
+                if where == "save":
                     points_in_a_save(Killer(note, after))
-                return train(run, mode, pause=0.0 if enough else 0.03)
+                timed = Timed(delay) if where == "step" else lambda: None
+                return trainings.train(kind, run, timed)
 
             pid = fork(notes, body)
-            if not inside and not enough:
-                time.sleep(delay)
+            if where == "any":  # also while it starts, and while it goes on from what was saved
+                time.sleep(early)
                 os.kill(pid, signal.SIGKILL)
             code = ended(pid)
             if code == 0:
                 break
-            assert code == -signal.SIGKILL, (notes / f"{pid}.err").read_text()
+            assert code == -signal.SIGKILL, f"{kind}: exit code {code}\n{(notes / f'{pid}.err').read_text()}"
             total["kills"] += 1
+            total["between steps"] += where == "step"
             if note.exists():
                 total["inside a save"] += 1
                 points[note.read_text()] = points.get(note.read_text(), 0) + 1
         total["trainings"] += 1
-        total["equal"] += (notes / f"{pid}.out").read_text() == wanted
-    return {**total, "points": points}
+        last = (notes / f"{pid}.out").read_text()
+        total["as promised"] += last == wanted
+        others += [last] if last != wanted else []
+        shutil.rmtree(run)
+    return {**total, "points": points, "wanted": wanted, "others": others}
 
 
 def every_point(folder: Path, mode: str, wanted: str = "") -> dict[str, Any]:
@@ -269,7 +298,7 @@ def some(folder: Path) -> dict[str, Any]:
     notes.mkdir()
     wanted = unbroken(notes, "shared")
     return {
-        "random": random_kills(folder, "10", "11", "shared", wanted),
+        "random": random_kills(folder / "random", "10", "11", "shared", "seeded"),
         "signals": signals(folder, wanted),
         "launches": launches(folder, "1"),
     }

@@ -592,7 +592,7 @@ def test_kills_signals_and_a_second_launch(tmp_path):
     kills = happened["random"]
     assert kills["kills"] >= 10
     assert kills["inside a save"] >= 4
-    assert kills["equal"] == kills["trainings"] >= 1
+    assert kills["as promised"] == kills["trainings"] >= 1, kills
     for told in happened["signals"].values():
         assert told["code"] == 75
         assert told["seconds"] < 30
