@@ -3,8 +3,9 @@
     soaking.py [OPTIONS OF PYTEST...]       such as -k kills, for a part of them
 
 Every test that ends gets a line in the ledger (`runs/soak/ledger.jsonl`, or SOAK_LEDGER; one of its own
-for every COLONNADE_SOAK, which divides the numbers). Stopped or killed, the same command goes on with what is missing; what failed is run again. Results of older code
-do not count, unless SOAK_ACCEPT_OLD=1 says so. `--collect-only` only tells what is to do.
+for every COLONNADE_SOAK, which divides the numbers). Stopped or killed, the same command goes on with
+what is missing; what failed is run again. Results of older code do not count, unless SOAK_ACCEPT_OLD=1
+says so. `--collect-only` only tells what is to do.
 """
 
 import multiprocessing

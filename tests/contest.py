@@ -1,0 +1,225 @@
+"""A random training on many devices against plain Keras on one, in float64.
+
+The reference knows nothing of Colonnade: a tape, a mean, `optimizer.apply`. Batch normalisation that is
+not synchronised takes each slice by itself, so there the reference goes slice by slice too.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import blocks
+import hypothesis
+import keras
+import numpy as np
+import tensorflow as tf
+from cases import Case, accumulates, cases
+
+import colonnade as cn
+
+# Rounding, of numbers of the size of 1, in two or three steps; eps of 1e-7 magnifies it by as much.
+TOLERANCE = 1e-7
+MICRO_BATCHES = 2
+
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def batches(case: Case) -> list[Batch]:
+    rng = np.random.default_rng(case.seed)
+    return [
+        (
+            rng.normal(size=(size, blocks.WIDTH)),
+            rng.integers(0, blocks.ROWS, (size, blocks.LOOKUPS)),
+            rng.normal(size=(size, 1)),
+        )
+        for size in case.sizes
+    ]
+
+
+def optimizer_of(case: Case) -> Any:
+    made = getattr(keras.optimizers, case.optimizer)(0.05, **case.options)
+    if case.scaled:
+        return keras.optimizers.LossScaleOptimizer(made, initial_scale=8.0, dynamic_growth_steps=2)
+    return made
+
+
+def slices_of(case: Case, size: int) -> list[int]:
+    """The sizes of the slices that are normalised by themselves."""
+    if "local norm" not in case.blocks:
+        return [size]
+    parts = MICRO_BATCHES if case.engine == "pipeline" else case.devices
+    small, larger = divmod(size, parts)
+    return [small + (i < larger) for i in range(parts) if small or i < larger]
+
+
+def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
+    optimizer = optimizer_of(case)
+    trained = model.trainable_variables
+    optimizer.build(trained)
+    for x, ids, y in batches(case):
+        sizes = slices_of(case, len(x))
+        states = [v for v in model.weights if not v.trainable]
+        before, after = [v.numpy() for v in states], []
+        with tf.GradientTape() as tape:
+            total, start = 0.0, 0
+            for size in sizes:
+                rows = slice(start, start + size)
+                if case.engine != "pipeline":  # there, one micro-batch follows the other
+                    for state, value in zip(states, before, strict=True):
+                        state.assign(value)
+                out = model([x[rows], ids[rows]], training=True)
+                total += tf.reduce_sum((out - y[rows]) ** 2)
+                after.append([v.numpy() for v in states])
+                start += size
+            loss = optimizer.scale_loss(total / len(x) + sum(model.losses))
+        if case.engine != "pipeline":
+            for number, state in enumerate(states):
+                state.assign(settled(state, before[number], [own[number] for own in after]))
+        gradients = tape.gradient(loss, [v.value for v in trained])
+        if case.scaled or accumulates(case.options) or "loss_scale_factor" in case.options:
+            # Keras cannot add up or divide sparse gradients.
+            gradients = [tf.convert_to_tensor(g) for g in gradients]
+        optimizer.apply(gradients, trained)
+    return outcome(model, optimizer)
+
+
+def settled(state: Any, before: np.ndarray, after: list[np.ndarray]) -> np.ndarray:
+    """What one device has of a state of which each slice made something: counts add up, averages do not."""
+    if state.path.endswith("/examples"):
+        return before + sum(value - before for value in after)
+    return after[0] if len(after) == 1 or state.path.endswith("/steps") else np.mean(after, axis=0)
+
+
+def outcome(model: keras.Model, optimizer: Any) -> dict[str, np.ndarray]:
+    values = {f"model {i} {v.path}": np.asarray(v) for i, v in enumerate(model.weights)}
+    # An optimizer's own name counts up with every one that is made.
+    names = [v.path.partition("/")[2] for v in optimizer.variables]
+    slots = {
+        f"optimizer {i} {name}": np.asarray(v)
+        for i, (name, v) in enumerate(zip(names, optimizer.variables, strict=True))
+    }
+    return values | slots
+
+
+def trained(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
+    optimizer, data = optimizer_of(case), batches(case)
+    if case.built:
+        optimizer.build(model.trainable_variables)
+    if case.engine == "keras":
+        model.compile(optimizer, keras.losses.MeanSquaredError())
+        spec = tuple(tf.TensorSpec([None, *column.shape[1:]], column.dtype) for column in data[0])
+        dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=spec)
+        dataset = dataset.map(lambda x, ids, y: ((x, ids), y)).apply(
+            tf.data.experimental.assert_cardinality(len(data))
+        )
+        cn.fit(model, dataset, devices=case.devices, variables=case.home, shuffle=False, verbose=0)
+        return outcome(model, optimizer)
+    call, where = paths(case, model)
+
+    def loss(x: Any, ids: Any, y: Any) -> Any:
+        return tf.squeeze((call([x, ids], training=True) - y) ** 2, axis=1)
+
+    penalty = (lambda: tf.add_n(model.losses)) if case.regularised else None
+    trainer = cn.Trainer(loss, optimizer, penalty=penalty, **where)
+    if case.engine == "fit":
+        trainer.fit(data, progress=False)
+    else:
+        for batch in data:
+            trainer.train_on_batch(*batch)
+    return outcome(model, optimizer)
+
+
+def paths(case: Case, model: keras.Model) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What the loss calls, and where the trainer works."""
+    if case.engine == "pipeline":
+        pipeline = pipelined(case, model)
+        return pipeline, {"devices": pipeline}
+    sync = {"local": cn.LocalSGD(every=1), "asynchronous": cn.Asynchronous()}.get(case.engine)
+    return model, {"devices": case.devices, "sync": sync, "variables": case.home} | (
+        {"variables": "auto"} if sync else {}
+    )
+
+
+def pipelined(case: Case, model: keras.Model) -> cn.Pipeline:
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    twice = [layer for layer in layers if isinstance(layer, blocks.Twice)]
+    calls = len(layers) + len(twice)
+    stages = min(case.devices, calls)
+    placement = [i * stages // calls for i in range(calls)]
+    return cn.Pipeline(
+        model,
+        devices=stages,
+        micro_batches=MICRO_BATCHES,
+        placement=placement,
+        tied=[weight.value for layer in twice for weight in layer.weights],
+    )
+
+
+def differences(case: Case) -> dict[str, float]:
+    """By how much each variable of the model and of the optimizer is off; empty where nothing is."""
+    keras.backend.clear_session()
+    usual = keras.config.floatx()
+    keras.config.set_floatx("float64")  # Keras casts what regularises, and the learning rate, to it
+    try:
+        keras.utils.set_random_seed(case.seed)
+        model = blocks.model(case.blocks, case.regularised)
+        start = model.get_weights()
+        expected = reference(case, model)
+        model.set_weights(start)
+        actual = trained(case, model)
+    finally:
+        keras.config.set_floatx(usual)
+    off = {
+        name: float(np.max(np.abs(actual[name] - value) / (1 + np.abs(value)), initial=0))
+        for name, value in expected.items()
+        # Left to itself, a trainer builds slots in the order of use, which is not that of the model.
+        if case.built or name.startswith("model")
+    }
+    return {name: by for name, by in off.items() if not by <= TOLERANCE}
+
+
+def judge(case: Case) -> str:
+    """What is wrong with a case, with the line that repeats it; empty where nothing is."""
+    try:
+        off: Any = differences(case)
+    except Exception as error:
+        if isinstance(error, cn.InvalidArgument) and may_be_refused(case):
+            return ""
+        off = f"{type(error).__name__}: {str(error)[-400:]}"
+    return f"{off}\n    again: python tests/cases.py {str(case)!r}" if off else ""
+
+
+def may_be_refused(case: Case) -> bool:
+    """A count of which nobody said how replicas add it up may be refused; all else must be right."""
+    return "examples" in case.blocks and case.devices > 1
+
+
+def look(count: int, seed: int, *, smallest: bool = False) -> list[str]:
+    """What is wrong with the cases of a seed: with all of them, or with the smallest that there is."""
+    wrong: list[str] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(cases())
+    def at(case: Case) -> None:
+        if said := judge(case):
+            wrong.append(said)
+            assert not smallest, said
+
+    at()
+    return wrong
+
+
+def main(arguments: list[str]) -> None:
+    cn.setup(virtual=8)
+    if arguments[0] in ("survey", "smallest"):
+        wrong = look(int(arguments[1]), int(arguments[2]), smallest=arguments[0] == "smallest")
+    else:
+        wrong = [said for said in [judge(eval(arguments[0], {"Case": Case}))] if said]
+    sys.exit("\n".join([*wrong, f"{len(wrong)} differ"]) if wrong else 0)
