@@ -39,7 +39,7 @@ class Table(keras.layers.Layer):
 
 
 class Counter(keras.layers.Layer):
-    """Counts calls or examples."""
+    """Counts calls or examples; without a word on replicas, a count is the mean of theirs."""
 
     def __init__(self, what: str, kind: str, aggregation: str | None) -> None:
         super().__init__(dtype=DTYPE)
@@ -52,7 +52,7 @@ class Counter(keras.layers.Layer):
         )
 
     def call(self, x: Any) -> Any:
-        number = tf.shape(x)[0] if self.what == "examples" else 1
+        number = 1 if self.what == "steps" else tf.shape(x)[0]
         self.count.assign(self.count + tf.cast(number, self.kind))
         return x
 
@@ -125,7 +125,7 @@ BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
     "no dropout": _layer(keras.layers.Dropout, 0.0),
     "steps": lambda x, ids: Counter("steps", DTYPE, None)(x),
     "whole steps": lambda x, ids: Counter("steps", "int64", None)(x),
-    "examples": lambda x, ids: Counter("examples", DTYPE, None)(x),
+    "examples": lambda x, ids: Counter("own_examples", DTYPE, None)(x),
     "examples summed": lambda x, ids: Counter("examples", DTYPE, "sum")(x),
     "whole examples summed": lambda x, ids: Counter("examples", "int64", "sum")(x),
     "spectral": lambda x, ids: keras.layers.SpectralNormalization(
