@@ -13,7 +13,7 @@ import hypothesis
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import Case, accumulates, cases
+from cases import Case, cases, densified
 
 import colonnade as cn
 
@@ -77,8 +77,7 @@ def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
                 parts = min(case.devices, len(x))
                 state.assign(settled(state, before[number], [own[number] for own in after], parts))
         gradients = tape.gradient(loss, [v.value for v in trained])
-        if accumulates(case.options) or "loss_scale_factor" in case.options:
-            # Keras cannot add up or divide sparse gradients.
+        if densified(case.options):
             gradients = [tf.convert_to_tensor(g) for g in gradients]
         optimizer.apply(gradients, trained)
     if case.engine == "keras":  # model.fit ends with the averaged weights, where there are some
