@@ -58,13 +58,13 @@ def cases(draw: st.DrawFn) -> Case:
     """No list is drawn from twice: else Hypothesis exchanges the draws, and half the cases are alike."""
     engine = draw(st.sampled_from(ENGINES))
     kinds = allowed(engine)
-    few = [[*kinds], ["", *kinds], [""] * len(kinds) + kinds]
+    few = [[*kinds], ["", *kinds], [""] * 5 * len(kinds) + kinds]
     blocks = tuple(name for names in few if (name := draw(st.sampled_from(names))))
     plain = engine == "local"  # only there is a mean of updates the update by a mean
     names = [name for name in OPTIMIZERS if not (NORMS & {*blocks} and name in NOISY)]
     optimizer = "SGD" if plain else draw(st.sampled_from(names))
     options = draw(plain_options() if plain else all_options(optimizer))
-    size, other = draw(st.sampled_from(range(1, 10))), draw(st.sampled_from([0] * 18 + [*range(1, 10)]))
+    size, other = draw(st.sampled_from(range(1, 10))), draw(st.sampled_from([0] * 36 + [*range(1, 10)]))
     return Case(
         blocks=blocks,
         optimizer=optimizer,
