@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.additivity import Losses, joined, problems
 from colonnade.run.deferred import Deferred
 from colonnade.run.engine import Outcome, Settings, Sync, home, sync_problems
 from colonnade.run.lockstep import Synchronous
@@ -97,25 +98,82 @@ class _Step:
         self._engine = sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
         self._measured = tf.function(self._measure, autograph=False)
+        self._examined = len(devices) == 1  # whether the loss of a batch is known to be that of its slices
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            arguments = Arguments((x, y, weight), {}, ("x", "y", "sample_weight"))
+            self._examine(arguments)
             self._engine.enter()
-            logs = self._loop.once(Arguments((x, y, weight), {}, ("x", "y", "sample_weight")))
+            logs = self._loop.once(arguments)
             self._engine.leave()
         return logs
 
     def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
-        prediction = self._model(x, training=True) if self._takes_training else self._model(x)
+        prediction = self._predict(x, True)
         self._note_masks(prediction)
         self._deferred = Deferred(self._all_metrics())
-        options = {"training": True} if self._loss_takes_training else {}
         with self._deferred as noted:
-            loss = self._model.compute_loss(x, y, prediction, weight, **options)
+            loss = self._total(x, y, prediction, weight, True)
         return loss, {}, (prediction, noted.values)
+
+    @tf.autograph.experimental.do_not_convert
+    def _predict(self, x: Any, training: bool) -> Any:
+        return self._model(x, training=training) if self._takes_training else self._model(x)
+
+    def _total(self, x: Any, y: Any, prediction: Any, weight: Any, training: bool) -> Any:
+        options = {"training": training} if self._loss_takes_training else {}
+        loss = self._model.compute_loss(x, y, prediction, weight, **options)
+        self._check_scalar(loss)
+        return loss
+
+    @tf.autograph.experimental.do_not_convert
+    def _check_scalar(self, loss: Any) -> None:
+        shape = getattr(loss, "shape", ())
+        if len(shape):
+            rule = f"is a tensor of shape {tuple(shape)}, whose sum Keras would differentiate"
+            name, value = self._source()
+            raise InvalidArgument("fit()", [Problem(name, value, rule, "Return one number: the mean")])
+
+    def _examine(self, batch: Arguments) -> None:
+        """Before anything is trained: whether the loss is one that can be computed by slices."""
+        rows = batch.size("fit()") or 0
+        if self._examined or rows < 2:
+            return
+        losses = Losses(self._predict, self._quiet_total, self._parts)
+        num_slices, device = min(len(self._engine.devices), rows), self._engine.devices[0]
+        check("fit()", problems(losses, batch, num_slices, device, self._source()))
+        self._examined = True
+
+    def _quiet_total(self, *arguments: Any) -> Any:
+        with Deferred(self._all_metrics()):
+            return self._total(*arguments)
+
+    def _parts(self) -> tuple[Any, dict[str, Any]]:
+        """After a call, the sum of the losses that belong to weights alone, and what each layer added."""
+        losses, again = self._model.losses, {id(loss): loss for loss in self._model.losses}
+        # Keras computes those of weights whenever it is asked; what was added in a call, it keeps.
+        added = [loss for loss in losses if id(loss) in again]
+        of_weights = sum((_number(loss) for loss in losses if id(loss) not in again), tf.zeros([]))
+        names = [self._layer_of(loss) for loss in added]
+        values = {name: tf.zeros([]) for name in names}
+        for name, loss in zip(names, added, strict=True):
+            values[name] += _number(loss)
+        return of_weights, values
+
+    def _layer_of(self, loss: Any) -> str:
+        having = [layer.name for layer in self._model.layers if any(loss is other for other in layer.losses)]
+        return having[0] if having else self._model.name
+
+    def _source(self) -> tuple[str, Any]:
+        """What says how the loss is computed."""
+        if type(self._model).compute_loss is not keras.Model.compute_loss:
+            return "compute_loss", type(self._model).__name__
+        names = [_name(loss) for loss in tf.nest.flatten(self._model.loss)]
+        return "loss", names[0] if len(names) == 1 else names
 
     def _all_metrics(self) -> list[Any]:
         """Those of Keras, of which the first is that of the loss, and those of a `metrics` of the model."""
@@ -144,7 +202,7 @@ class _Step:
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
         predictions, noted = zip(*outputs, strict=True)
-        prediction = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *predictions)
+        prediction = joined(predictions)
         self._deferred.make(noted, [tf.shape(tf.nest.flatten(part)[0])[0] for part in predictions])
         self._all_metrics()[0].update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
@@ -174,16 +232,30 @@ def _problems(model: Any, num_devices: int) -> Iterator[Problem]:
         yield Problem("model", model.name, "is compiled with run_eagerly=True", "Compile it without")
     for loss in tf.nest.flatten(model.loss):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in EXACT_REDUCTIONS:
+        if num_devices > 1 and reduction not in EXACT_REDUCTIONS:
             rule = f"has reduction={reduction!r}, which is not the mean of the slices' losses"
             fix = "Use sum_over_batch_size, or cn.Trainer with cn.Weighted"
-            yield Problem("loss", getattr(loss, "name", loss), rule, fix)
+            yield Problem("loss", _name(loss), rule, fix)
+        if num_devices > 1 and getattr(loss, "ignore_class", None) is not None:
+            rule = f"has ignore_class={loss.ignore_class}, so slices with more of it would count too much"
+            fix = "Use cn.Trainer with cn.Weighted(losses, weights), which weigh 0 where it is"
+            yield Problem("loss", _name(loss), rule, fix)
         if num_devices > 1 and _is_quotient(loss):
             rule = "is a quotient of sums over all examples, which is not the mean of the slices' losses"
-            yield Problem("loss", getattr(loss, "name", loss), rule, "Give it axis=... without 0")
+            yield Problem("loss", _name(loss), rule, "Give it axis=... without 0")
         if num_devices > 1 and (isinstance(loss, PAIRWISE) or loss in PAIRWISE_NAMES):
             rule = "compares all examples of a batch with each other, and a slice has only some of them"
-            yield Problem("loss", getattr(loss, "name", loss), rule, "Train with it on one device: devices=1")
+            yield Problem("loss", _name(loss), rule, "Train with it on one device: devices=1")
+
+
+def _number(loss: Any) -> Any:
+    """A loss as Keras adds it to others."""
+    return tf.reduce_sum(tf.cast(loss, tf.float32))
+
+
+def _name(loss: Any) -> Any:
+    """A loss is an object, a function or a name."""
+    return getattr(loss, "name", getattr(loss, "__name__", loss))
 
 
 def _is_quotient(loss: Any) -> bool:

@@ -1,6 +1,6 @@
 """How coarsely a traced function rounds: the relative step of the floats that each result is made of."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ class Rounding:
 
     def __init__(self, traced: Traced, arguments: Arguments) -> None:
         concrete = traced.concrete
-        self._coarsest = _coarsest(concrete.graph.get_operations())
+        self._coarsest = coarsest(concrete.graph.get_operations())
         leaves = zip(traced.paths(), traced.leaves(traced.outputs), strict=True)
         above = {path: _above(leaf) for (path, _), leaf in leaves if is_tensor(leaf)}
         self.outputs = {path: self._step(ops) for path, ops in above.items()}
@@ -37,7 +37,7 @@ class Rounding:
     def _step(self, ops: Iterable[Any]) -> float:
         """What a called function does inside is not looked at: it may be as coarse as anything here."""
         called = any(value.func.name for op in ops for value in op.node_def.attr.values())
-        return self._coarsest if called else _coarsest(ops)
+        return self._coarsest if called else coarsest(ops)
 
 
 def _parts(value: Any) -> list[Any]:
@@ -49,5 +49,7 @@ def _above(leaf: Any) -> set[Any]:
     return {op for part in _parts(leaf) for op in ancestors(part.op)}
 
 
-def _coarsest(ops: Iterable[Any]) -> float:
-    return max([0.0, *(STEPS.get(tensor.dtype, 0.0) for op in ops for tensor in op.outputs)])
+def coarsest(ops: Iterable[Any], but: Container[str] = ()) -> float:
+    """The coarsest step of what these ops give, but for ops of some types."""
+    given = (tensor for op in ops if op.type not in but for tensor in op.outputs)
+    return max([0.0, *(STEPS.get(tensor.dtype, 0.0) for tensor in given)])
