@@ -31,6 +31,17 @@ def smaller_gradient(x):
     return tf.identity(x), lambda dy: dy / tf.cast(tf.shape(x)[0], tf.float32)
 
 
+@tf.custom_gradient
+def gradient_of_all(x):
+    """The identity, with a gradient in which examples influence each other by what is asked of them."""
+    return tf.identity(x), lambda dy: dy + 1e-3 * tf.reduce_mean(dy, axis=0)
+
+
+@tf.custom_gradient
+def gradient_of_first(x):
+    return tf.identity(x), lambda dy: dy + 1e-4 * dy[:1]
+
+
 @pytest.mark.parametrize(
     ("fn", "cause"),
     [
@@ -40,6 +51,8 @@ def smaller_gradient(x):
         (lambda x: x - tf.reduce_mean(x, axis=0), "statistics"),
         *long((lambda x: x / tf.cast(tf.shape(x)[0], tf.float32), "size")),
         (lambda x: smaller_gradient(x @ WEIGHTS), "size"),
+        (lambda x: gradient_of_all(x @ WEIGHTS), "statistics"),
+        *long((lambda x: gradient_of_first(x @ WEIGHTS), "order")),
         (lambda x: x - x[0], "order"),
         *long((lambda x: tf.cumsum(x), "order")),
         (lambda x: x + tf.random.uniform(tf.shape(x)), "randomness"),
@@ -126,3 +139,105 @@ def test_a_gradient_that_only_n_devices_have_is_a_difference(monkeypatch):
     monkeypatch.setattr(verify._Experiment, "evaluate", evaluate)
     report = cn.verify(per_example, X, devices=2)
     assert {row.leaf for row in report.rows if not row.equal} == {"gradient of nothing"}
+
+
+def for_few(x):
+    """3e-6 for batches that are smaller than the whole."""
+    return 3e-6 * tf.cast(tf.shape(x)[0] < 10, tf.float32)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x + for_few(x), *long(lambda x: x @ WEIGHTS + for_few(x), lambda x: x**2 * (1 + for_few(x)))],
+)
+def test_a_difference_in_the_last_digits_is_one(fn):
+    report = cn.verify(fn, X, devices=2)
+    assert report.causes[0] == "size"
+    assert {row.batch for row in report.rows if not row.equal and row.leaf == "output"} >= {12, 11}
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [keras.layers.Conv2D(8, 3, activation="relu"), keras.layers.Flatten()],
+        *long([keras.layers.Reshape([36, 3]), keras.layers.LSTM(16)]),
+        *long([keras.layers.Conv2D(8, 3), keras.layers.LayerNormalization(), keras.layers.Flatten()]),
+    ],
+    ids=["convolution", "recurrent", "normalised"],
+)
+def test_rounding_is_none(layers):
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(2).normal(size=(13, 6, 6, 3)).astype("float32")
+    model = keras.Sequential([keras.Input([6, 6, 3]), *layers, keras.layers.Dense(3)])
+    assert cn.verify(model, x, devices=4)
+
+
+@pytest.mark.long
+def test_the_rounding_of_a_sum_over_a_large_batch_is_none():
+    bias = tf.Variable(tf.zeros([3]))
+    assert cn.verify(lambda x: x[:, :3] + bias, tf.random.normal([4001, 6]), devices=4)
+
+
+def test_groups_of_rows():
+    """A function of pairs of rows takes even batches, and its slices must be even too."""
+    pairs = tf.function(lambda x: tf.reduce_sum(tf.reshape(x, [-1, 2, 6]), axis=1))
+    report = cn.verify(pairs, X, devices=2)  # slices of 6
+    assert report
+    assert report.left_out == (11, 1)
+    assert "A batch of 11 was left out" in str(report)
+    report = cn.verify(pairs, X, devices=4)  # slices of 3
+    assert report.causes == ("groups",)
+    np.testing.assert_allclose(cn.parallel(pairs, devices=2)(X[:8]), pairs(X[:8]), rtol=1e-6)
+
+
+Y = tf.constant(np.random.default_rng(3).integers(0, 3, 13))
+
+
+def classifier(*layers, regularizer=None, **options):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.layers.Dense(4, kernel_regularizer=regularizer), *layers, keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"], **options})
+    return model
+
+
+def test_a_compiled_model_is_verified_in_training():
+    model = classifier(regularizer="l2")
+    model.fit(X, Y, verbose=0)
+    held = [*model.variables, *model.metrics_variables]
+    before = [v.numpy() for v in held]
+    report = cn.verify(model, X[:4], Y[:4], np.ones(4), devices=2)
+    assert report
+    leaves = {row.leaf for row in report.rows}
+    assert {"output['loss']", "output['prediction']", "metric accuracy"} <= leaves
+    assert sum(leaf.startswith("gradient of sequential") for leaf in leaves) == 4
+    for variable, value in zip(held, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        (lambda: classifier(keras.layers.BatchNormalization()), "statistics"),
+        *long((lambda: classifier(keras.layers.Dropout(0.5)), "randomness")),
+        *long((lambda: classifier(loss=lambda y, p: tf.reduce_sum(p**2), metrics=[]), "sum")),
+        *long(
+            (lambda: classifier(loss=lambda y, p: tf.sqrt(tf.reduce_mean(p**2)), metrics=[]), "statistics")
+        ),
+    ],
+)
+def test_why_a_model_trains_otherwise(model, cause):
+    report = cn.verify(model(), X[:4], Y[:4], devices=2)
+    assert report.causes[0] == cause
+    assert "parallel" not in report.causes
+
+
+def test_a_model_that_is_not_compiled():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    assert cn.verify(model, X, devices=2)
+    with pytest.raises(cn.InvalidArgument, match="is not compiled, so it has no loss"):
+        cn.verify(model, X, Y, devices=2)
+    with pytest.raises(cn.InvalidArgument, match="join='sum': has no meaning for a training step"):
+        cn.verify(classifier(), X, Y, devices=2, join="sum")

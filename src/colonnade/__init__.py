@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from colonnade.run import width
     from colonnade.run.asynchronous import Asynchronous
     from colonnade.run.checkpoint import Checkpoint
+    from colonnade.run.evidence import Report
     from colonnade.run.fit import fit
     from colonnade.run.history import History, Record
     from colonnade.run.lockstep import Synchronous
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from colonnade.run.pipeline import Pipeline
     from colonnade.run.split import broadcast
     from colonnade.run.trainer import Trainer
-    from colonnade.run.verify import Report, verify
+    from colonnade.run.verify import verify
     from colonnade.show.timeline import draw
 
 __version__ = "0.1.0"
@@ -96,7 +97,7 @@ _HOME = {
     "Pipeline": "run.pipeline",
     "Placement": "hardware.placement",
     "Record": "run.history",
-    "Report": "run.verify",
+    "Report": "run.evidence",
     "Synchronous": "run.lockstep",
     "Timeline": "describe.timeline",
     "Topology": "describe.topology",

@@ -20,6 +20,7 @@ from colonnade.run.engine import Outcome, Settings, Sync, home, sync_problems
 from colonnade.run.lockstep import Synchronous
 from colonnade.run.parallel import Devices
 from colonnade.run.split import Arguments
+from colonnade.run.training_step import all_metrics
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
@@ -115,7 +116,7 @@ class _Step:
     def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
         prediction = self._predict(x, True)
         self._note_masks(prediction)
-        self._deferred = Deferred(self._all_metrics())
+        self._deferred = Deferred(all_metrics(self._model))
         with self._deferred as noted:
             loss = self._total(x, y, prediction, weight, True)
         return loss, {}, (prediction, noted.values)
@@ -149,7 +150,7 @@ class _Step:
         self._examined = True
 
     def _quiet_total(self, *arguments: Any) -> Any:
-        with Deferred(self._all_metrics()):
+        with Deferred(all_metrics(self._model)):
             return self._total(*arguments)
 
     def _parts(self) -> tuple[Any, dict[str, Any]]:
@@ -175,11 +176,6 @@ class _Step:
         names = [_name(loss) for loss in tf.nest.flatten(self._model.loss)]
         return "loss", names[0] if len(names) == 1 else names
 
-    def _all_metrics(self) -> list[Any]:
-        """Those of Keras, of which the first is that of the loss, and those of a `metrics` of the model."""
-        known = [*keras.Model.metrics.fget(self._model), *self._model.metrics]
-        return list({id(metric): metric for metric in known}.values())
-
     def _note_masks(self, prediction: Any) -> None:
         """Keras leaves a mask on the output, and its losses do not count what is masked."""
         outputs = tf.nest.flatten(prediction)
@@ -204,7 +200,7 @@ class _Step:
         predictions, noted = zip(*outputs, strict=True)
         prediction = joined(predictions)
         self._deferred.make(noted, [tf.shape(tf.nest.flatten(part)[0])[0] for part in predictions])
-        self._all_metrics()[0].update_state(loss, sample_weight=rows)
+        all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
 

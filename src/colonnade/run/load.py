@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from colonnade.errors import AlreadyStarted, ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware import devices as hardware
+from colonnade.run.evidence import Report
 from colonnade.run.trace import is_users
-from colonnade.run.verify import Report, verify
+from colonnade.run.verify import verify
 
 WHERE = "verify"
 # Dims other than the batch that a signature leaves open.

@@ -164,7 +164,8 @@ class Parallel:
         if not any(ranked) or (self._join == "concat" and plain):
             return ranked
         size = rows or 2
-        one, other = (self._cached(part.resized(rows), None).paths() for rows in (size, size + 1))
+        # Twice the size: a function that takes groups of rows takes that too.
+        one, other = (self._cached(part.resized(rows), None).paths() for rows in (size, 2 * size))
         return [
             has_rank and (_first(a) is None or _first(a) != _first(b))
             for has_rank, (_, a), (_, b) in zip(ranked, one, other, strict=True)
