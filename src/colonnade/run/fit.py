@@ -20,7 +20,7 @@ from colonnade.run.engine import Outcome, Settings, Sync, home, sync_problems
 from colonnade.run.lockstep import Synchronous
 from colonnade.run.parallel import Devices
 from colonnade.run.split import Arguments
-from colonnade.run.training_step import all_metrics
+from colonnade.run.training_step import BATCH, all_metrics
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
@@ -70,9 +70,16 @@ def fit(
     check("fit()", _of_the_trainer(arguments))
     chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
     check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model, len(chosen))])
-    model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
+    step = model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
     try:
         return model.fit(x, y, **arguments)
+    except TypeError:
+        if model.train_function is step:
+            raise
+        # Keras forgot the step, and called None.
+        rule = "was compiled again while it was trained, by a callback; model.fit cannot go on then either"
+        fix = "End the training (model.stop_training = True), compile, and call cn.fit again"
+        raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
         model.train_function = None
 
@@ -106,7 +113,8 @@ class _Step:
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-            arguments = Arguments((x, y, weight), {}, ("x", "y", "sample_weight"))
+            arguments = Arguments((x, y, weight), {}, BATCH)
+            check("fit()", self._missing(y))
             self._examine(arguments)
             self._engine.enter()
             logs = self._loop.once(arguments)
@@ -119,11 +127,19 @@ class _Step:
         self._deferred = Deferred(all_metrics(self._model))
         with self._deferred as noted:
             loss = self._total(x, y, prediction, weight, True)
-        return loss, {}, (prediction, noted.values)
+        return loss, {}, (prediction, noted.values, self._count(x, y, weight))
+
+    @tf.autograph.experimental.do_not_convert
+    def _count(self, *batch: Any) -> Any:
+        """How many examples a slice has."""
+        return tf.constant(Arguments(batch, {}, BATCH).size("fit()"))
 
     @tf.autograph.experimental.do_not_convert
     def _predict(self, x: Any, training: bool) -> Any:
-        return self._model(x, training=training) if self._takes_training else self._model(x)
+        prediction = self._model(x, training=training) if self._takes_training else self._model(x)
+        if self._num_devices > 1:
+            check("fit()", _unjoined(prediction, Arguments((x,), {}, BATCH).size("fit()")))
+        return prediction
 
     def _total(self, x: Any, y: Any, prediction: Any, weight: Any, training: bool) -> Any:
         options = {"training": training} if self._loss_takes_training else {}
@@ -139,6 +155,11 @@ class _Step:
             name, value = self._source()
             raise InvalidArgument("fit()", [Problem(name, value, rule, "Return one number: the mean")])
 
+    def _missing(self, y: Any) -> Iterator[Problem]:
+        if y is None and self._model.loss is not None and not self._own_loss:
+            rule = f"is missing, and the model is compiled with loss={self._source()[1]!r}"
+            yield Problem("y", None, rule, "Pass y, or a dataset of (x, y)")
+
     def _examine(self, batch: Arguments) -> None:
         """Before anything is trained: whether the loss is one that can be computed by slices."""
         rows = batch.size("fit()") or 0
@@ -148,6 +169,10 @@ class _Step:
         num_slices, device = min(len(self._engine.devices), rows), self._engine.devices[0]
         check("fit()", problems(losses, batch, num_slices, device, self._source()))
         self._examined = True
+
+    @property
+    def _own_loss(self) -> bool:
+        return getattr(self._model.compute_loss, "__func__", None) is not keras.Model.compute_loss
 
     def _quiet_total(self, *arguments: Any) -> Any:
         with Deferred(all_metrics(self._model)):
@@ -171,7 +196,7 @@ class _Step:
 
     def _source(self) -> tuple[str, Any]:
         """What says how the loss is computed."""
-        if type(self._model).compute_loss is not keras.Model.compute_loss:
+        if self._own_loss:
             return "compute_loss", type(self._model).__name__
         names = [_name(loss) for loss in tf.nest.flatten(self._model.loss)]
         return "loss", names[0] if len(names) == 1 else names
@@ -197,9 +222,9 @@ class _Step:
         return measure(found.loss, found.outputs, x, y, weight, batch.size("fit()"))
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
-        predictions, noted = zip(*outputs, strict=True)
+        predictions, noted, counts = zip(*outputs, strict=True)
         prediction = joined(predictions)
-        self._deferred.make(noted, [tf.shape(tf.nest.flatten(part)[0])[0] for part in predictions])
+        self._deferred.make(noted, counts)
         all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
@@ -213,6 +238,33 @@ def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("checkpoint", arguments["checkpoint"], rule, fix)
 
 
+def _unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
+    """Outputs of a model that are not one for each example, so that those of slices cannot be joined."""
+    for i, output in enumerate(tf.nest.flatten(prediction)):
+        shape = None if output is None else tuple(output.shape)
+        if shape is not None and (not shape or shape[0] not in (None, rows)):
+            what = "a number" if not shape else f"of shape {shape}"
+            rule = f"is {what} for a slice of {rows} examples, whose first dim must be that of the examples"
+            fix = "Return one value for each example, or train on one device: devices=1"
+            yield Problem("output of the model", i, rule, fix)
+
+
+def _distributed(model: keras.Model) -> Iterator[Problem]:
+    """A model or a call in the scope of one of TensorFlow's strategies."""
+    rule = "has devices of its own, and cn.fit brings its own too"
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        yield Problem("strategy", name, rule, "Call cn.fit outside of its scope")
+        return
+    strategies = (
+        [model.distribute_strategy] if model.distribute_strategy is not tf.distribute.get_strategy() else []
+    )
+    mirrored = [v for v in model.variables if isinstance(v.value, tf.distribute.DistributedValues)]
+    if strategies or mirrored:
+        value = type(strategies[0]).__name__ if strategies else mirrored[0].path
+        yield Problem("strategy", value, rule, "Make the model outside of its scope; cn.fit needs none")
+
+
 def _problems(model: Any, num_devices: int) -> Iterator[Problem]:
     if not isinstance(model, keras.Model):
         yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
@@ -220,6 +272,7 @@ def _problems(model: Any, num_devices: int) -> Iterator[Problem]:
     if not model.compiled or model.optimizer is None:
         yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
         return
+    yield from _distributed(model)
     for name in ("train_step", "make_train_function"):
         if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name):
             rule = f"has a {name} of its own, which is written for one device"
