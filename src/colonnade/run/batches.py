@@ -1,15 +1,22 @@
 """The batches of one fit, one of them at hand, and the place in the data behind it."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.position import between_rounds, comes_again, frozen, other_batches, thaw
+from colonnade.run.position import at_work, comes_again, frozen, other_batches, thaw
+from colonnade.run.shuffles import Shuffles
 from colonnade.run.split import Arguments
 
 # The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
 END = -1
+OTHER_ORDER = (
+    "The data go on where they were, and every example counts once; but from the next round of their "
+    "shuffles on they come in another order than in a run that was never cut: their seeds could not be found "
+    "again. Let fit(..., epochs=) repeat the data, not the dataset itself, and put a cache in front of the shuffles."
+)
 
 
 class Batches:
@@ -19,6 +26,7 @@ class Batches:
         dataset: what to go through, and how often: `passes` times, each with an iterator of its own.
         names, keywords: of the loss function's arguments.
         exact: whether the place in the data can be told.
+        ahead: whether to fetch the first batch; if not, `seek` comes next, and finds the shuffles as new.
     """
 
     def __init__(
@@ -29,6 +37,7 @@ class Batches:
         passes: int = 1,
         *,
         exact: bool = False,
+        ahead: bool = True,
     ) -> None:
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
@@ -41,11 +50,18 @@ class Batches:
         self.iterator: Any = None
         self.size = END  # of the batch at hand
         self._batch: list[Any] = []
+        # What comes in an order of the moment never comes again.
+        self._ordered = dataset.options().deterministic is not False
+        self._shuffles = Shuffles.of(dataset) if exact else Shuffles([], [])
+        self._whole = False  # whether the place is kept with all buffers
+        if not ahead:
+            self._begin_pass()
+            return
         self.next_pass()
         self.note(0)
-        # What comes in an order of the moment, or may draw other seeds, is kept with all its buffers.
-        ordered = dataset.options().deterministic is not False
-        self._whole = exact and not (ordered and comes_again(self._start, frozen(self.iterator, "fit()")))
+        if exact:
+            later, num_shuffles = frozen(self.iterator, "fit()"), len(self._shuffles.each)
+            self._whole = not (self._ordered and comes_again(self._start, later, num_shuffles))
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""
@@ -120,6 +136,7 @@ class Batches:
             place |= {"start": self._start, "fetched": tf.constant(fetched, tf.int64)}
             if self._whole:
                 place["iterator"] = frozen(self.iterator, "fit()")
+                place["shuffles"] = tf.constant(self._shuffles.words, tf.string)
         return {"size": tf.constant(self.size), **place}
 
     def seek(self, position: Mapping[str, Any], begun: int, taken: int) -> None:
@@ -136,18 +153,34 @@ class Batches:
             size, fetched = int(position["size"]) or END, int(position["fetched"])
             self._start, self.begun, self._taken = position["start"], begun, taken
             self._before = taken - fetched + (size != END)
-            state = position.get("iterator")
-            forward = state is None or between_rounds(self._start, state)
-            if forward and self._gone_forward(fetched, size, batch):
+            self._whole = "iterator" in position
+            if not self._whole:
+                if not self._gone_forward(fetched, size, batch):
+                    raise other_batches()
                 return
-            if state is None:
-                raise other_batches()
-            thaw(self.iterator, state, "fit()")
-            # What the shuffles of the dataset know in common is that of the start of the pass.
-            thaw(iter(self._dataset), self._start, "fit()")
+            refills = self._shuffles.cached and begun > 1  # with what the shuffles give this time
+            if self._to_go_forward(position):
+                self._shuffles.begin(begun - 1)
+                there = self._gone_forward(fetched, size, batch)
+                if not there or refills:
+                    warnings.warn(OTHER_ORDER, stacklevel=2)
+                if there:
+                    return
+            # The start tells of shuffles that are at their end since, the state of all that are at work.
+            thaw(self.iterator, self._start, "fit()")
+            thaw(self.iterator, position["iterator"], "fit()")
             self.size = size
         if self.exact or not self._batch:
             self._batch = batch
+
+    def _to_go_forward(self, position: Mapping[str, Any]) -> bool:
+        """Whether the buffers do not tell all seeds, and going through the pass again does.
+
+        Without seeds, it would give other batches.
+        """
+        saved, here = position.get("shuffles"), self._shuffles.words
+        seeded = saved is None or [word.decode() for word in saved.numpy()] == here
+        return self._ordered and seeded and at_work(position["iterator"]) < len(here)
 
     def _gone_forward(self, fetched: int, size: int, batch: list[Any]) -> bool:
         """Fetch so many batches from the start of the pass; whether this one is the last of them."""

@@ -70,6 +70,11 @@ class Keeper:
         return self._checkpoint.data == "exact"
 
     @property
+    def seeks(self) -> bool:
+        """Whether the data are brought to a saved place before the first step."""
+        return self.exact and self.found is not None and self.found.fit == self._fit
+
+    @property
     def directory(self) -> Path:
         return self._archive.directory
 
@@ -152,7 +157,7 @@ class Keeper:
             if self.found.fit == self._fit:
                 check("fit()", self._data_problems(self.found.data, self.batches.spec))
                 saved = self.found.data
-                if self.exact or self.batches.like() is None:
+                if self.seeks or self.batches.like() is None:
                     self.batches.seek(read(self._saved, "data"), saved["passes"], saved["batches"])
                 if self.found.stopped:
                     self._warn_of_stop(self.found.step)

@@ -39,26 +39,28 @@ def thaw(iterator: Any, state: Any, where: str) -> None:
         raise InvalidArgument(where, [Problem("data", "a dataset", rule, FIX)]) from None
 
 
-def comes_again(start: Any, later: Any) -> bool:
+def comes_again(start: Any, later: Any, num_shuffles: int) -> bool:
     """Whether a pass, begun once more from its start, gives the same batches even without seeds.
 
     Not if there are shuffles of which the start does not know: those of later rounds, and those that
-    are begun with the first batch, below another shuffle.
+    are begun with the first batch or later, below another shuffle or behind another dataset.
 
     Args:
         start: the state before the first batch.
         later: the state after it.
+        num_shuffles: how many the dataset has.
     """
     try:
         known, found = _bytes(start), _bytes(later)
     except tf.errors.OpError:  # larger than TensorFlow can put into one piece
         return False
-    return not IN_ROUNDS.search(found) and found.count(SHUFFLE) <= known.count(SHUFFLE)
+    in_rounds = IN_ROUNDS.search(known) or IN_ROUNDS.search(found)
+    return not in_rounds and known.count(SHUFFLE) >= max(num_shuffles, found.count(SHUFFLE))
 
 
-def between_rounds(start: Any, state: Any) -> bool:
-    """Whether shuffles that were at work at the start of a pass are not in this state of it."""
-    return _bytes(state).count(SHUFFLE) < _bytes(start).count(SHUFFLE)
+def at_work(state: Any) -> int:
+    """How many shuffles this state tells of; to thaw it sets their seeds, and those of no others."""
+    return _bytes(state).count(SHUFFLE)
 
 
 def other_batches() -> InvalidArgument:

@@ -232,7 +232,8 @@ class Trainer:
         names, keywords = self._names, self._mode(training=True)
         if keeper is None:
             return self._loop.stream(dataset, names, keywords, steps)
-        batches = Batches(keeper.arranged(dataset), names, keywords, passes, exact=keeper.exact)
+        data = keeper.arranged(dataset)
+        batches = Batches(data, names, keywords, passes, exact=keeper.exact, ahead=not keeper.seeks)
         return self._loop.along(keeper.follow(batches))
 
     def _run(
