@@ -15,7 +15,8 @@ END = -1
 OTHER_ORDER = (
     "The data go on where they were, and every example counts once; but from the next round of their "
     "shuffles on they come in another order than in a run that was never cut: their seeds could not be found "
-    "again. Let fit(..., epochs=) repeat the data, not the dataset itself, and put a cache in front of the shuffles."
+    "again. Let fit(..., epochs=) repeat the data, not the dataset itself, and put a cache in front of "
+    "its shuffles."
 )
 
 
