@@ -26,7 +26,7 @@ class Join(Protocol):
         """The graph of a join; the weights are those of the replicas in an average."""
 
     def kept(self) -> list[tf.Variable]:
-        """Variables of its own."""
+        """Variables of its own, if any; those that stand for the parameters come first, one for each."""
 
 
 @dataclass(frozen=True)

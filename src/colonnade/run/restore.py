@@ -1,5 +1,6 @@
 """Bringing an engine to a saved step: the values fit, each by its name, or none is written."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.run.bundles import kinds, read
 from colonnade.run.slices import BAR, slice_of
-from colonnade.run.state import REPLICAS, Resumable, State
+from colonnade.run.state import OF_MODE, REPLICAS, Resumable, State
 
 SAME = "Go on with the model and optimizer that were saved, or use another directory"
 
@@ -17,8 +18,8 @@ def restore(engine: Resumable, saved: Path, num_replicas: int) -> None:
     """Give a prepared engine the values of a saved step.
 
     Args:
-        engine: the engine; it may have another number of devices than was saved, and other homes of
-            its variables.
+        engine: the engine; it may train in another mode than was saved, on another number of devices, and
+            with other homes of its variables.
         saved: the directory of the step, which was found whole.
         num_replicas: on how many devices it was saved.
     """
@@ -30,9 +31,15 @@ def restore(engine: Resumable, saved: Path, num_replicas: int) -> None:
         for name in state.own
         if f"{REPLICAS}0/{name}".partition(BAR)[0] in there
     }
-    values = read(saved, "values", [*state.common, *(name for names in replicas.values() for name in names)])
-    for name, item in state.common.items():
-        item.original.assign(values[name])
+    common = [name for name in state.common if name.partition(BAR)[0] in there]
+    values = read(saved, "values", [*common, *(name for names in replicas.values() for name in names)])
+    for name in common:
+        state.common[name].original.assign(values[name])
+    for name in state.common.keys() - values.keys():
+        item = state.common[name]
+        if item.otherwise is not None:  # which has its saved value by now
+            item.original.assign(tf.cast(item.otherwise, item.original.dtype))
+    _warn_of_another_mode(state, there)
     engine.resume({name: [values[one] for one in names] for name, names in replicas.items()})
 
 
@@ -43,7 +50,8 @@ def _differences(state: State, there: Mapping[str, tf.TensorSpec], same: bool) -
         if same or not name.startswith(REPLICAS)
     }
     for name in sorted(here.keys() | there.keys()):
-        if name.startswith(REPLICAS) and not same:
+        both = name in here and name in there
+        if (name.startswith(REPLICAS) and not (same and both)) or (name.startswith(OF_MODE) and not both):
             continue
         if name not in there:
             yield Problem(name, _said(here[name]), "is not in the checkpoint", SAME)
@@ -52,6 +60,16 @@ def _differences(state: State, there: Mapping[str, tf.TensorSpec], same: bool) -
             yield Problem(name, _said(there[name]), rule, SAME)
         elif not _fits(here[name], there[name]):
             yield Problem(name, _said(here[name]), f"is {_said(there[name])} in the checkpoint", SAME)
+
+
+def _warn_of_another_mode(state: State, there: Mapping[str, tf.TensorSpec]) -> None:
+    kept = ({name for name in names if name.startswith(OF_MODE)} for names in (state.common, there))
+    here, saved = kept
+    if here != saved:
+        begun, left = sorted(here - saved), sorted(saved - here)
+        said = [f"{', '.join(begun)} begins anew"] if begun else []
+        said += [f"{', '.join(left)} is left out"] if left else []
+        warnings.warn(f"The step was saved in another mode (sync=): {'; '.join(said)}.", stacklevel=2)
 
 
 def _whole(variable: tf.Variable) -> tf.TensorSpec:

@@ -353,11 +353,12 @@ class Stale:
             for name, variable in named(variables).items()
         }
         counted = named([ref.deref() for ref in self._counters])
-        pushes = zip(counted, self._counters.values(), strict=True)
+        pushes = zip(counted, counted.values(), self._counters.values(), strict=True)
         common = {
             **{name: item for name, item in kept.common.items() if not name.startswith("parameters/")},
             **shared,
-            **{f"pushes/{name}": Item(own, own) for name, own in pushes},
+            # In a mode that does not tell them apart, every step was one update.
+            **{f"pushes/{name}": Item(own, own, user) for name, user, own in pushes},
         }
         return State(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
 
@@ -373,7 +374,7 @@ class Stale:
         assert self._residence is not None
         resume(self._residence, own)
         for name, copies in self._averages().items():
-            if len(own[name]) == len(copies):
+            if len(own.get(name, ())) == len(copies):
                 self._worked = set(range(len(self.devices)))
                 for copy, value in zip(copies, own[name], strict=True):
                     copy.assign(value)

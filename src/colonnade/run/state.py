@@ -16,6 +16,8 @@ from colonnade.run.slices import BAR, PART, mark_slots, slice_of
 from colonnade.run.split import Arguments
 
 REPLICAS = "replicas/"
+# What only some modes keep: how many gradients were applied, what a join needs, the steps without an update.
+OF_MODE = ("pushes/", "join/", "skips")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Item:
 
     original: tf.Variable  # the user's; a saved value is written back here
     current: tf.Variable  # holds the value between two steps
+    otherwise: tf.Variable | None = None  # whose value it takes if it was saved in a mode that has it not
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class State:
     """What a checkpoint keeps of an engine.
 
     Names are those of the tensors in a checkpoint. What is in `common` must be found there with the same
-    shape and dtype; what replicas have of their own is found again on the same number of devices only.
+    shape and dtype, except what only some modes keep (`OF_MODE`); what replicas have of their own is found
+    again on the same number of devices only, and in the same mode.
     """
 
     common: dict[str, Item]
@@ -81,7 +85,7 @@ class Resumable(Protocol):
 
         Args:
             own: by the names of `State.own`, the saved values of each replica; fewer or more of them
-                than there are replicas now if the number of devices is another.
+                than there are replicas now if the number of devices is another, none if the mode is.
         """
 
     def next_join(self, step: int) -> int:
