@@ -166,6 +166,21 @@ def sealed(folder, **changes):
         ({"files": {}}, "is there, and manifest.json does not name it"),
         ({"step": -1}, "not a whole number"),
         ({"step": 8}, "that of step 8"),
+        ({"fit": 0}, "no training has: fit=0"),
+        ({"begin": 8}, "no training has: begin=8"),
+        ({"devices": 0}, "no training has: devices=0"),
+        ({"devices": "2"}, "no training has: devices='2'"),
+        ({"stopped": 1}, "no training has: stopped=1"),
+        ({"written": "yesterday"}, "no training has: written='yesterday'"),
+        ({"written": 3}, "no training has: written=3"),
+        ({"staleness": {"old": 3}}, "no training has: staleness={'old': 3}"),
+        ({"staleness": []}, "no training has: staleness=[]"),
+        ({"mode": "shared"}, "no training has: mode='shared'"),
+        ({"metrics": {"loss": "low"}}, "not a manifest"),
+        ({"loss": [1]}, "not a manifest"),
+        ({"data": []}, "no training has: data=[]"),
+        ({"data": {}}, "no training has: data={}"),
+        ({"fit": 3}, "no training has: data={'kind'"),  # nothing is said of the two before it
     ],
 )
 def test_a_manifest_that_lies_is_refused(archive, tmp_path, changes, says):
@@ -175,6 +190,29 @@ def test_a_manifest_that_lies_is_refused(archive, tmp_path, changes, says):
     saved, (damaged,) = archive.newest()
     assert saved is None
     assert says in damaged.flaw
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"passes": 0.5},
+        {"passes": 10**15},
+        {"epochs": "all"},
+        {"batches": 3},
+        {"before": [1]},
+        {"before": None},
+        {"cardinality": None},
+        {"spec": 3},
+        {"kind": None},
+    ],
+)
+def test_a_place_in_the_data_that_cannot_be_is_refused(archive, changes):
+    save(archive, 7)
+    folder = archive.directory / "step-000000000007"
+    sealed(folder, data=json.loads((folder / MANIFEST).read_text())["data"] | changes)
+    saved, (damaged,) = archive.newest()
+    assert saved is None
+    assert "no training has: data={" in damaged.flaw
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ENOMEM])

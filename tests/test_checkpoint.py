@@ -17,6 +17,7 @@ from fresh import ROOT, fresh, run
 
 import colonnade as cn
 from colonnade.run import keeper
+from colonnade.run.archive import Archive
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(103, 4)).astype("float32")
@@ -601,6 +602,89 @@ def test_kills_signals_and_a_second_launch(tmp_path):
         assert "To go on, run the same again:" in told["says"]
         assert told["says"].rstrip().endswith(" test")
     assert happened["launches"] == {"refused": 1, "went on": 1}
+
+
+def until_saved(folder, step):
+    while step not in steps_in(folder):
+        time.sleep(0.01)
+
+
+def taken_away(folder, how):
+    """A callback: at step 6, between two saves, the directory is removed, moved, or loses its lock."""
+
+    def take(record):
+        if record.step == 6:
+            until_saved(folder, 4)
+            if how == "removed":
+                shutil.rmtree(folder)
+            elif how == "moved":
+                folder.rename(folder.with_name("elsewhere"))
+            elif how == "replaced":
+                folder.rename(folder.with_name("elsewhere"))
+                folder.mkdir()
+            else:
+                (folder / ".lock").unlink()
+
+    return take
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("removed", "the directory was removed or moved"),
+        *long(("moved", "the directory was removed or moved"), ("replaced", r"\.lock in it was removed")),
+        ("unlocked", r"the file \.lock in it was removed"),
+    ],
+)
+def test_a_directory_that_is_taken_away_is_one_clear_error(tmp_path, how, says):
+    folder = tmp_path / "run"
+    w, trainer = linear()
+    options = {"log_every": 1, "callbacks": [taken_away(folder, how)], "progress": False}
+    with pytest.raises(cn.LostCheckpoint, match=f"step 8 could not be saved.*{says}"):
+        trainer.fit(batches(), epochs=2, checkpoint=saved(folder), **options)
+    assert trainer.step >= 8
+    assert np.isfinite(w).all()
+    if how != "removed":
+        where = folder.with_name("elsewhere") if how in ("moved", "replaced") else folder
+        _, again = linear()
+        assert again.fit(batches(), epochs=2, checkpoint=saved(where), progress=False).resumed == 4
+
+
+def test_two_programs_never_save_beside_each_other(tmp_path):
+    """Somebody deletes the lock, and starts the training a second time while the first one trains."""
+    _, second = linear()
+    seconds = []
+
+    def start_another(record):
+        if record.step == 6:
+            until_saved(tmp_path, 4)
+            (tmp_path / ".lock").unlink()
+            seconds.append(second.fit(batches(), epochs=2, checkpoint=saved(tmp_path), progress=False))
+
+    _, first = linear()
+    with pytest.raises(cn.LostCheckpoint, match="another program may save there now"):
+        first.fit(
+            batches(),
+            epochs=2,
+            checkpoint=saved(tmp_path),
+            log_every=1,
+            callbacks=[start_another],
+            progress=False,
+        )
+    assert seconds[0].resumed == 4
+    assert steps_in(tmp_path) == [4, 8, 12, 16, 20, 22]
+    assert all(one.flaw is None for one in Archive(tmp_path).saved(thorough=True))
+
+
+@pytest.mark.parametrize("name", ["a[b]*?", *long("[!a]", "back\\slash", "{x,y} $HOME ~")])
+def test_any_name_of_a_directory(tmp_path, name):
+    for steps in (3, 6):
+        w, trainer = linear()
+        history = trainer.fit(batches(), steps=steps, checkpoint=saved(tmp_path / name), progress=False)
+    assert history.resumed == 3
+    wanted, whole = linear()
+    whole.fit(batches(), steps=6, progress=False)
+    assert np.array_equal(w, wanted)
 
 
 def test_no_pickle_anywhere():

@@ -53,3 +53,26 @@ def test_the_name_of_a_dead_owner_is_not_told(tmp_path):
     lock = FileLock(tmp_path / LOCK)
     with lock, pytest.raises(cn.CheckpointInUse, match="another process saves"), owned(tmp_path):
         pass
+
+
+def test_an_owner_finds_out_that_his_lock_is_gone(tmp_path):
+    """Another can have one of the same name then; what he writes beside it is left alone."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with owned(directory) as first:
+        first.check(1)
+        (directory / LOCK).unlink()
+        with pytest.raises(cn.LostCheckpoint, match=r"step 7 could not be saved.*\.lock in it was removed"):
+            first.check(7)
+        with owned(directory) as second:
+            second.check(7)
+            with pytest.raises(cn.LostCheckpoint, match="another program may save there now"):
+                first.check(7)
+            signed = (directory / OWNER).read_text()
+            directory.rename(tmp_path / "elsewhere")
+            with pytest.raises(cn.LostCheckpoint, match="the directory was removed or moved"):
+                second.check(8)
+            (tmp_path / "elsewhere").rename(directory)
+            second.check(8)
+            assert (directory / OWNER).read_text() == signed
+    assert not (directory / OWNER).exists()

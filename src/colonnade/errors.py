@@ -8,6 +8,7 @@ ColonnadeError
 ├── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
 ├── LeaseTimeout (TimeoutError)       no cards came free in the time given
 ├── CheckpointInUse (RuntimeError)    another program saves into the directory
+├── LostCheckpoint (RuntimeError)     the directory was taken away from the program that saves into it
 ├── DamagedCheckpoint (RuntimeError)  no saved step in the directory is whole
 ├── UnreadCheckpoint (OSError)        a saved step cannot be read now, and may be whole
 └── DiskFull (OSError)                there is no room for another checkpoint
@@ -91,6 +92,18 @@ class CheckpointInUse(ColonnadeError, RuntimeError):
         who = f"process {pid} on {host}" if pid is not None else "another process"
         super().__init__(
             f"{who} saves into {directory}. Wait for its end, or give this run a directory of its own."
+        )
+
+
+class LostCheckpoint(ColonnadeError, RuntimeError):
+    """The directory, or the lock in it, was removed or moved while a program saved into it."""
+
+    def __init__(self, directory: str, step: int, what: str) -> None:
+        self.step = step
+        super().__init__(
+            f"step {step} could not be saved in {directory}: {what} while this program used it, so another "
+            "program may save there now, and nothing more was written. What was saved before is where the "
+            "directory is now. Bring it back, see that no other program uses it, and run the same again."
         )
 
 

@@ -154,6 +154,8 @@ class Archive:
             manifest = examine(path, thorough=thorough)
             if manifest.step != step:
                 raise Flaw(f"{MANIFEST} is that of step {manifest.step}")
+            for name in manifest.odd():
+                raise Flaw(f"{MANIFEST} has what no training has: {name}={getattr(manifest, name)!r:.99}")
         except Flaw as flaw:
             return Saved(path, step, None, str(flaw))
         return Saved(path, step, manifest, None)

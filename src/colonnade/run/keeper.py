@@ -97,7 +97,7 @@ class Keeper:
             problem = Problem("directory", str(self.directory), rule, fix)
             raise InvalidArgument("Checkpoint()", [problem]) from None
         with ExitStack() as stack:
-            stack.enter_context(owned(self.directory))
+            self._ownership = stack.enter_context(owned(self.directory))
             self._writer = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
             self._archive.sweep()
             self.found = self._find()
@@ -297,9 +297,15 @@ class Keeper:
                 write(folder, "data", position)
             except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
                 raise DiskFull(str(self.directory), record.step) from None
+            self._ownership.check(record.step)
 
-        self._archive.commit(manifest, files)
-        self._archive.prune(self._checkpoint.keep)
+        self._ownership.check(record.step)
+        try:
+            self._archive.commit(manifest, files)
+            self._archive.prune(self._checkpoint.keep)
+        except (OSError, tf.errors.OpError):
+            self._ownership.check(record.step)  # says more than what came of it
+            raise
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -278,9 +278,7 @@ class Local:
         kept = state_of(self._residence, self._descent.made, self._descent.lost())
         kept_by_joins = self._join.kept()
         starts = dict(zip((v.ref() for v in kept_by_joins), self.parameters, strict=False))
-        joins = {
-            f"join/{name}": Item(v, v, starts.get(v.ref())) for name, v in named(kept_by_joins).items()
-        }
+        joins = {f"join/{name}": Item(v, v, starts.get(v.ref())) for name, v in named(kept_by_joins).items()}
         joins["skips"] = Item(self._skips, self._skips)
         seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
         return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)

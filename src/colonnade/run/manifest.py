@@ -14,8 +14,9 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 MANIFEST = "manifest.json"
 SEAL = "manifest.json.sha256"
@@ -94,9 +95,52 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Flaw(f"{MANIFEST} is not a manifest ({type(error).__name__}: {error})") from None
         counts = (manifest.step, manifest.examples, manifest.skipped, manifest.fit, manifest.begin)
-        if not all(type(count) is int and count >= 0 for count in counts):
+        if not all(map(_count, counts)):
             raise Flaw(f"{MANIFEST} has a count that is not a whole number")
         return manifest
+
+    def odd(self) -> Iterator[str]:
+        """The fields whose values cannot be; only those by which a training goes on, or is listed."""
+        data = self.data if isinstance(self.data, dict) else {}
+        passes, before = data.get("passes"), data.get("before")
+        epochs = 1 if data.get("epochs") is None else data["epochs"]
+        fits = {
+            "fit": self.fit >= 1,
+            "begin": self.begin <= self.step,
+            "stopped": isinstance(self.stopped, bool),
+            "devices": _count(self.devices) and self.devices >= 1,
+            "mode": _texts(self.mode),
+            "versions": _texts(self.versions),
+            "written": _moment(self.written),
+            "staleness": isinstance(self.staleness, dict)
+            and all(age.isdecimal() and _count(count) for age, count in self.staleness.items()),
+            "data": isinstance(data.get("kind"), str)
+            and isinstance(data.get("spec"), str)
+            and type(data.get("cardinality")) is int
+            and _count(epochs)
+            and _count(passes)
+            and passes <= epochs
+            and data.get("batches") == self.step - self.begin
+            and isinstance(before, list)
+            and len(before) == self.fit - 1
+            and all(map(_count, before)),
+        }
+        return (name for name, fit in fits.items() if not fit)
+
+
+def _count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _moment(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
 
 
 def seal(manifest: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """One program at a time in a directory of checkpoints.
 
-The lock is the kernel's, so it ends with its owner however he ends; who he is stands beside it.
+The lock is the kernel's, so it ends with its owner however he ends; who he is stands beside it. It is a lock
+on a file, whatever its name: if the file is removed, or moved with its directory, another program can lock
+a new one of that name. So an owner looks whether it is still his before he writes.
 """
 
 import contextlib
@@ -10,12 +12,13 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
 
-from colonnade.errors import CheckpointInUse, DiskFull
+from colonnade.errors import CheckpointInUse, DiskFull, LostCheckpoint
 from colonnade.run.archive import FULL
 
 LOCK = ".lock"
@@ -24,8 +27,31 @@ OWNER = ".owner"
 PATIENCE = 2.0
 
 
+@dataclass(frozen=True)
+class Ownership:
+    """A directory, and the file in it that is locked."""
+
+    directory: Path
+    inode: tuple[int, int]  # nobody else can have it while the file is open
+
+    @property
+    def lost(self) -> str | None:
+        """What has become of the lock, if it is not in its place any more."""
+        if not self.directory.is_dir():
+            return "the directory was removed or moved"
+        with contextlib.suppress(FileNotFoundError):
+            if _inode(self.directory / LOCK) == self.inode:
+                return None
+        return f"the file {LOCK} in it was removed"
+
+    def check(self, step: int) -> None:
+        """Raise `LostCheckpoint` if another program may save there by now."""
+        if (what := self.lost) is not None:
+            raise LostCheckpoint(str(self.directory), step, what)
+
+
 @contextlib.contextmanager
-def owned(directory: Path) -> Iterator[None]:
+def owned(directory: Path) -> Iterator[Ownership]:
     """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does."""
     lock = FileLock(directory / LOCK)
     try:
@@ -33,11 +59,20 @@ def owned(directory: Path) -> Iterator[None]:
     except Timeout:
         raise CheckpointInUse(str(directory), *_owner(directory)) from None
     try:
+        ownership = Ownership(directory, _inode(directory / LOCK))
         _sign(directory)
-        yield
+        try:
+            yield ownership
+        finally:
+            if ownership.lost is None:  # what stands there now may be another's
+                (directory / OWNER).unlink(missing_ok=True)
     finally:
-        (directory / OWNER).unlink(missing_ok=True)
         lock.release()
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def _sign(directory: Path) -> None:
