@@ -64,6 +64,7 @@ class Conveyor(Lockstep):
         traces = [self._objective(part, i, len(flat)) for i, part in enumerate(specs(batch, flat))]
         check("the loss function", refusals(traces, self._pipeline))
         check("the loss function", split_in_rows(traces, self._pipeline))
+        check("the loss function", assigned_again(traces[0], self._pipeline))
         for traced in traces:
             if traced not in self._legs:
                 self._legs[traced] = Legs(
@@ -280,6 +281,14 @@ def split_in_rows(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Prob
         if home_of(variable) is not None:
             rule = "is a part of a layer that is split by width, and the rows would share its device"
             yield Problem("variable", variable.name, rule, "Use one row, or an unsplit layer")
+
+
+def assigned_again(traced: Objective, pipeline: Pipeline) -> Iterator[Problem]:
+    """Trained variables that the function assigns to: one micro-batch would begin where another ended."""
+    for variable in traced.assigned if pipeline.micro_batches > 1 else ():
+        rule = "is trained, and the function assigns to it: each micro-batch would do so again"
+        fix = "Choose micro_batches=1, or a kernel_constraint= for what holds after updates"
+        yield Problem("variable", variable.name, rule, fix)
 
 
 def _accumulated(gradients: Sequence[Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.run.aggregation import meaningless
 from colonnade.run.concrete import unconverted
 from colonnade.run.engine import Settings
 from colonnade.run.footprint import Memory, limited, misfits
@@ -61,7 +62,7 @@ class Descent:
         self,
         batch: Arguments,
         counts: Sequence[int],
-        refused: Callable[[Sequence[Traced]], Iterable[Problem]] = problems,
+        refused: Callable[[Sequence[Objective]], Iterable[Problem]] = problems,
         memory: Callable[[Objective, Arguments, int], Memory] | None = None,
     ) -> None:
         """Trace the loss for these slices, and make the optimizer's variables.
@@ -81,7 +82,7 @@ class Descent:
         self,
         batch: Arguments,
         counts: Sequence[int],
-        refused: Callable[[Sequence[Traced]], Iterable[Problem]],
+        refused: Callable[[Sequence[Objective]], Iterable[Problem]],
         memory: Callable[[Objective, Arguments, int], Memory],
     ) -> Memory:
         """What each device needs for a step on these slices."""
@@ -151,6 +152,7 @@ class Descent:
             examined=self._examined,
         )
         check("the loss function", self._used_at_times(traced))
+        check("the loss function", meaningless(traced, len(self._settings.devices)))
         return traced
 
     def _used_at_times(self, traced: Objective) -> Iterator[Problem]:

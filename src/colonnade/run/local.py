@@ -18,7 +18,7 @@ from colonnade.run.reduce import traffic
 from colonnade.run.residence import Residence
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.state import Item, State, named, resume, state_of
+from colonnade.run.state import Item, State, bases, named, resume, state_of
 from colonnade.run.trace import Traced
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
@@ -162,8 +162,10 @@ class Local:
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
         assert self._residence is not None
-        states = [state for state in self._residence.states.values() if not state.random]
-        return [copy for state in states for copy in state.copies]
+        residence, assigned = self._residence, self._residence.assigned.values()
+        states = [state for state in residence.states.values() if not state.random]
+        trained = [copy for i in range(len(self.devices)) for copy in residence.own(i, assigned)]
+        return [*trained, *(copy for state in states for copy in state.copies)]
 
     def _written(self, gradients: Sequence[list[Any]], amounts: Sequence[Any]) -> Any:
         """Every replica's update, and a join if it is time for one."""
@@ -297,7 +299,8 @@ class Local:
         }
         averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
-        return found | {f"states/{name}": averaged[v.ref()] for name, v in originals.items()}
+        states = {f"states/{name}": averaged[v.ref()] for name, v in originals.items()}
+        return found | states | bases(self._residence)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: replicas as they were, or on another number of devices from their mean."""

@@ -167,9 +167,10 @@ class Lockstep:
             if weight is not None:
                 gradients = [divided(g, weight) for g in gradients]
             residence = self.residence
-            gradients, loss, penalty = self._descent.with_penalty(
-                gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
-            )
+            with tf.control_dependencies(calls if residence.assigned else []):  # the penalty reads them
+                gradients, loss, penalty = self._descent.with_penalty(
+                    gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
+                )
             write = partial(self._written, gradients, len(shares), order)
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
         self.shares.note([share.seconds for share in shares], counts)
@@ -248,13 +249,21 @@ class Lockstep:
         update = self._update(rows[0])
         bindings = self.residence.update_bindings(0, update.captures)
         handles, place = update.bound(bindings), self.parameters[0].device
-        done = update.at_once([components(row) for row in rows], handles, place)
+        with self._assigned(len(rows)):
+            done = update.at_once([components(row) for row in rows], handles, place)
         return self._settled([done], len(rows))
 
     def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
         update = self._update(gradients)
         copies = self._spread(gradients, num_active, order)
-        return self._settled([self._updated(update, mine, i) for i, mine in enumerate(copies)], num_active)
+        with self._assigned(num_active):
+            updates = [self._updated(update, mine, i) for i, mine in enumerate(copies)]
+        return self._settled(updates, num_active)
+
+    def _assigned(self, num_active: int) -> Any:
+        """Around the update: what the function assigned to trained variables comes first."""
+        assert self.residence is not None
+        return tf.control_dependencies(self.residence.take_assigned(mean_of_first(num_active)))
 
     def _settled(self, ops: list[Any], num_active: int) -> Any:
         """After the update: states are averaged, and the update is counted."""

@@ -87,6 +87,12 @@ class Objective(Traced):
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
+    @property
+    def assigned(self) -> list[tf.Variable]:
+        """The parameters that the function assigns to itself."""
+        written = {variable.ref() for variable in self.written}
+        return [parameter for parameter in self.parameters if parameter.ref() in written]
+
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
         (factor, *args), kwargs, exchange, _ = super()._begin(arguments, components)

@@ -7,36 +7,23 @@
     local         every device has parameters and optimizer state of its own (not a choice of the user's)
 
 What the function itself changes (moving averages, states of random generators) is kept once per
-replica in every mode, so that replicas neither wait for each other nor draw the same numbers.
+replica in every mode, so that replicas neither wait for each other nor draw the same numbers. That goes
+for what it assigns to a trained variable too: the replicas' copies become one value (see `aggregation`),
+which the variable takes before its update.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.aggregation import Mean, State, another_stream, is_random_state, rule_of
 from colonnade.run.graph import Capture
 from colonnade.run.parts import home_of
 
-SEED_STRIDE = 1_000_003
 MODES = ("shared", "mirrored", "partitioned")
 
 Bindings = dict[Any, Any]  # the handle to use, by the ref() of the variable that was captured
-
-
-@dataclass(frozen=True)
-class State:
-    """A variable that the function changes, with a copy for each replica."""
-
-    original: tf.Variable
-    copies: tuple[tf.Variable, ...]
-    random: bool  # the state of a random generator, of which each replica has its own stream
-
-    @property
-    def averaged(self) -> bool:
-        """Floats, such as moving averages, are averaged; of counters and seeds, replica 0's is kept."""
-        return bool(self.original.dtype.is_floating)
 
 
 class Residence:
@@ -51,7 +38,9 @@ class Residence:
     ) -> None:
         self.mode, self.devices = mode, tuple(devices)
         self.parameters, self.slots = list(parameters), list(slots)
+        self._trained = {parameter.ref() for parameter in parameters}
         self.states: dict[Any, State] = {}
+        self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
         self._stand_ins: list[Bindings] = [{} for _ in devices]  # per device: for what loops read, by ref
@@ -83,8 +72,9 @@ class Residence:
             variable = capture.variable
             if variable is None:
                 continue
-            if capture.written:
-                found[variable.ref()] = self._state(capture).copies[replica].handle
+            own = self._written(replica, capture)
+            if own is not None:
+                found[variable.ref()] = own.handle
             else:
                 found[variable.ref()] = self._read(replica, variable)
         return found
@@ -136,16 +126,33 @@ class Residence:
                 own[variable.ref()] = tf.identity(source.handle)
         return own[variable.ref()]
 
+    def _written(self, replica: int, capture: Capture) -> tf.Variable | None:
+        """What a replica has for a variable that the function changes; None if it changes it nowhere.
+
+        Its handle is the same for whatever uses it, so that what reads it waits for what wrote it.
+        """
+        ref = capture.variable.ref()
+        if capture.written and ref in self._trained:
+            self.assigned[ref] = capture.variable
+        if self.mode == "local" and ref in self.assigned:  # a replica has parameters of its own
+            return self._copies[replica][ref]
+        if capture.written and ref not in self.states:
+            self.states[ref] = self._state(capture)
+        return self.states[ref].copies[replica] if ref in self.states else None
+
     def _state(self, capture: Capture) -> State:
         variable = capture.variable
-        if variable.ref() not in self.states:
-            copies = tuple(copy_of(variable, device) for device in self.devices)
-            random = is_random_state(capture)
-            if random:
-                for replica, copy in enumerate(copies):
-                    copy.assign(another_stream(variable, replica))
-            self.states[variable.ref()] = State(variable, copies, random)
-        return self.states[variable.ref()]
+        copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
+        random, summed = is_random_state(capture), len(copies) > 1 and rule_of(variable) == "sum"
+        if random:
+            for replica, copy in enumerate(copies):
+                copy.assign(another_stream(variable, replica))
+        base = copy_of(variable, copies[0].device) if summed and not random else None
+        return State(variable, copies, random, variable.ref() in self.assigned, base)
+
+    def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
+        """Where the replicas' copies of what the function changes are."""
+        return self.devices
 
     def enter(self) -> None:
         """Before steps: the user's variables are the truth; copies take their values."""
@@ -165,7 +172,11 @@ class Residence:
         """
         wanted = [s for s in self.states.values() if only is None or s.original.ref() in only]
         changed = [state for state in wanted if not state.random]
-        return [copy.assign(state.original.read_value()) for state in changed for copy in state.copies]
+        return [
+            copy.assign(self.current(state.original).read_value())
+            for state in changed
+            for copy in state.copied
+        ]
 
     def leave(self) -> None:
         """After steps: the user's variables take the values of the owners' copies (partitioned)."""
@@ -183,8 +194,8 @@ class Residence:
 
     def constants(self) -> list[tf.Variable]:
         """What the function reads and nobody here changes; a callback of the user's may."""
-        trained = {parameter.ref() for parameter in self.parameters}
-        return [ref.deref() for ref in self._aliases[0] if ref not in trained and ref not in self.states]
+        known = self._trained | self.states.keys()
+        return [ref.deref() for ref in self._aliases[0] if ref not in known]
 
     def homes(self) -> dict[str, str]:
         """The device of every parameter and slot: the owner's copy where they are partitioned."""
@@ -196,25 +207,34 @@ class Residence:
         """The states of the replicas' random generators."""
         return [copy for state in self.states.values() if state.random for copy in state.copies]
 
-    def settle_states(
-        self, mean: Callable[[Sequence[tf.Variable]], Any], *, everywhere: bool = True
-    ) -> list[Any]:
+    def take_assigned(self, mean: Mean) -> list[Any]:
+        """Ops that give trained variables what the function assigned to them: before the update."""
+        values = [(state, state.value(mean)) for state in self.states.values() if state.trained]
+        return [home.assign(value) for state, value in values for home in self._homes(state.original)]
+
+    def _homes(self, variable: tf.Variable) -> list[tf.Variable]:
+        """All variables that hold its value between steps."""
+        held = [self.own(i, [variable])[0] for i in range(len(self.devices))]
+        return list({id(one): one for one in held}.values())
+
+    def settle_states(self, mean: Mean, *, everywhere: bool = True) -> list[Any]:
         """Ops that give the user's variables what the replicas made of the states, by some mean of them.
 
-        The replicas get it too, unless `everywhere` is False.
+        The replicas get it too, unless `everywhere` is False. Of what is trained they get what the update
+        made of it.
         """
         ops = []
         for state in self.states.values():
-            if state.averaged:
-                targets = (state.original, *(state.copies if everywhere else ()))
-                value = mean(state.copies)
-                ops += [variable.assign(value) for variable in targets]
+            if state.trained:
+                value, targets = self.current(state.original).read_value(), state.copied
             else:
-                ops.append(state.original.assign(state.copies[0].read_value()))
+                shared = everywhere and not state.random
+                value, targets = state.value(mean), (state.original, *(state.copied if shared else ()))
+            ops += [variable.assign(value) for variable in targets]
         return ops
 
 
-def mean_of_first(count: int) -> Callable[[Sequence[tf.Variable]], Any]:
+def mean_of_first(count: int) -> Mean:
     """The mean over the first so many copies."""
     return lambda copies: tf.add_n([copy.read_value() for copy in copies[:count]]) / count
 
@@ -225,23 +245,6 @@ def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
         return tf.Variable(
             variable.read_value(), trainable=False, dtype=variable.dtype, name=variable.name.partition(":")[0]
         )
-
-
-def is_random_state(capture: Capture) -> bool:
-    """Whether this is the state of Keras's SeedGenerator, or of a tf.random.Generator."""
-    keras_seed = capture.variable.name.endswith("seed_generator_state:0")
-    return keras_seed or "RngReadAndSkip" in capture.used_by
-
-
-def another_stream(variable: tf.Variable, replica: int) -> Any:
-    """The state that gives a replica numbers of its own, repeatable from the user's seed.
-
-    Keras's state is (seed, counter): another seed. A generator's is (counter, counter, key): another key.
-    """
-    state = variable.read_value()
-    place = 0 if variable.shape == [2] else variable.shape.num_elements() - 1
-    offset = tf.cast(replica * SEED_STRIDE, variable.dtype)
-    return tf.tensor_scatter_nd_update(state, [[place]], [state[place] + offset])
 
 
 def owners_of(parameters: Sequence[tf.Variable], devices: Sequence[str], by: str = "size") -> list[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from colonnade.run.graph import Capture
 from colonnade.run.parts import home_of
-from colonnade.run.residence import Bindings, Residence, State, another_stream, copy_of, is_random_state
+from colonnade.run.residence import Bindings, Residence, copy_of
 
 
 class Stagewise(Residence):
@@ -60,9 +60,8 @@ class Stagewise(Residence):
                 continue
             key = (row, stage, capture.variable.ref())
             if key not in self._handles:
-                source = (
-                    self._state(capture).copies[row] if capture.written else self._copy(row, capture.variable)
-                )
+                written = self._written(row, capture)
+                source = self._copy(row, capture.variable) if written is None else written
                 with tf.init_scope(), tf.device(source.device):
                     self._handles[key] = tf.identity(source.handle)
             found[capture.variable.ref()] = self._handles[key]
@@ -71,17 +70,8 @@ class Stagewise(Residence):
     def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         return self.at_stage(replica, -1, captures)
 
-    def _state(self, capture: Capture) -> State:
-        variable = capture.variable
-        if variable.ref() not in self.states:
-            rows = range(len(self._rows))
-            copies = tuple(copy_of(variable, self._device(row, variable)) for row in rows)
-            random = is_random_state(capture)
-            if random:
-                for row, copy in enumerate(copies):
-                    copy.assign(another_stream(variable, row))
-            self.states[variable.ref()] = State(variable, copies, random)
-        return self.states[variable.ref()]
+    def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
+        return [self._device(row, variable) for row in range(len(self._rows))]
 
     def leave(self) -> None:
         for variable in [*self.parameters, *self.slots]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
+from colonnade.run.aggregation import undone
 from colonnade.run.call import Call
 from colonnade.run.compiled import fast
 from colonnade.run.concrete import unconverted
@@ -23,7 +24,7 @@ from colonnade.run.race import Race
 from colonnade.run.residence import Bindings, Residence, copy_of
 from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
-from colonnade.run.state import Item, State, named, resume, state_of
+from colonnade.run.state import Item, State, bases, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
 from colonnade.run.trace import Traced, trace
 from colonnade.run.update import as_keras
@@ -95,10 +96,11 @@ class Stale:
         _, dtype, metrics = self._descent.told(batch, counts)
         return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
 
-    def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+    def _refused(self, traces: Sequence[Objective]) -> Iterator[Problem]:
         yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
+            yield from undone(traces[0])
 
     def memory(self, batch: Arguments) -> Memory:
         rows = batch.size("the batch")
@@ -138,9 +140,11 @@ class Stale:
         what wrote them.
         """
         assert self._residence is not None
+        found = self._residence.bindings(i, captures)
         own = zip(self._shared, self._residence.own(i, self._shared), strict=True)
         direct = {variable.ref(): copy.handle for variable, copy in own}
-        return self._residence.bindings(i, captures) | direct
+        # What the function assigns to a parameter goes where all read, who are one device (see `undone`).
+        return found | direct | {ref: variable.handle for ref, variable in self._residence.assigned.items()}
 
     def _cut(self, batch: Arguments, counts: Sequence[int]) -> Call:
         def cut(*tensors: Any) -> list[Any]:
@@ -158,6 +162,7 @@ class Stale:
         bindings = self._bindings(i, traced.captures)
         own = residence.own(i, self._shared)
         states = [state.copies[i] for state in residence.states.values() if not state.random]
+        states += residence.assigned.values()
         gradients: list[Any] = []
 
         def compute(*tensors: Any) -> list[Any]:
@@ -367,7 +372,8 @@ class Stale:
         assert self._residence is not None
         averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
-        return {f"averages/{name}": averaged[variable.ref()] for name, variable in originals.items()}
+        averages = {f"averages/{name}": averaged[variable.ref()] for name, variable in originals.items()}
+        return averages | bases(self._residence)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: devices with their own averages, or on another number with the mean."""

@@ -11,7 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from colonnade.run.residence import Residence, another_stream
+from colonnade.run.aggregation import another_stream
+from colonnade.run.residence import Residence
 from colonnade.run.slices import BAR, PART, mark_slots, slice_of
 from colonnade.run.split import Arguments
 
@@ -104,7 +105,7 @@ def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = (
     groups = {
         "parameters": residence.parameters,
         "optimizer": residence.slots,
-        "states": [state.original for state in residence.states.values()],
+        "states": [state.original for state in residence.states.values() if not state.trained],
         "constants": residence.constants(),
     }
     common = {
@@ -135,6 +136,15 @@ def resume(residence: Residence, own: Mapping[str, Sequence[Any]]) -> None:
             continue
         for i, copy in enumerate(state.copies):
             copy.assign(saved[i] if i < len(saved) else another_stream(state.original, i))
+
+
+def bases(residence: Residence) -> dict[str, tuple[tf.Variable, ...]]:
+    """By name, for each replica, the value to which it adds its part of a sum (see `aggregation`).
+
+    For engines whose replicas have different values of it when they are saved.
+    """
+    sums = {name: state for name, state in _states(residence).items() if state.base is not None}
+    return {f"bases/{name}": (state.base,) * len(state.copies) for name, state in sums.items()}
 
 
 def _states(residence: Residence) -> dict[str, Any]:
