@@ -707,3 +707,41 @@ def test_a_loss_function_must_call_the_pipeline_of_its_trainer():
     pipeline = cn.Pipeline(norm, 3)
     with pytest.raises(cn.InvalidArgument, match="Leave synchronized=True out"):
         cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(X, Y)
+
+
+def scaling(scale):
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=scale, dynamic_growth_steps=2
+    )
+
+
+# In half precision a sum over micro-batches differs by some units in the tenth bit; with the largest scale
+# all six steps overflow and are left out.
+@pytest.mark.parametrize(
+    ("policy", "scale", "tolerance", "devices"),
+    [
+        ("float32", 64.0, TOLERANCE, [[0, 1], [2, 3]]),
+        ("mixed_float16", 1024.0, 5e-3, 2),
+        *long(("mixed_float16", 2.0**30, 0, 2), ("float16", 256.0, 2e-2, 2)),
+    ],
+)
+def test_a_loss_scale_that_is_not_built_before(policy, scale, tolerance, devices):
+    """The optimizer makes its scale when the parameters are known, and the loss is traced again with it."""
+
+    def build():
+        layers = [DENSE(8, "tanh", dtype=policy), DENSE(3, dtype=policy)]
+        return with_weights(keras.Sequential([keras.Input([6]), *layers]))
+
+    model, optimizer = build(), scaling(scale)
+    for _ in range(6):
+        with tf.GradientTape() as tape:
+            losses, _ = classify(model)(X[:30], Y[:30])
+            scaled = optimizer.scale_loss(tf.reduce_mean(tf.cast(losses, tf.float32)))
+        trained = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, [v.value for v in trained]), trained)
+    _, found, trainer = train(
+        build, (X[:30], Y[:30]), 6, optimizer=lambda: scaling(scale), devices=devices, micro_batches=3
+    )
+    assert float(trainer.optimizer.dynamic_scale) == float(optimizer.dynamic_scale) != scale
+    for one, other in zip(found, model.trainable_variables, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), rtol=tolerance, atol=tolerance)

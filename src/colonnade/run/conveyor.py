@@ -66,11 +66,15 @@ class Conveyor(Lockstep):
         check("the loss function", split_in_rows(traces, self._pipeline))
         check("the loss function", assigned_again(traces[0], self._pipeline))
         for traced in traces:
-            if traced not in self._legs:
-                self._legs[traced] = Legs(
-                    traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices)
-                )
-                check("the loss function", untied(self._legs[traced], self._pipeline.tied))
+            self._cut(traced)
+
+    def _cut(self, traced: Objective) -> Legs:
+        """The legs of a trace. An optimizer that makes a scale for the loss has it traced once more."""
+        if traced not in self._legs:
+            legs = Legs(traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices))
+            check("the loss function", untied(legs, self._pipeline.tied))
+            self._legs[traced] = legs
+        return self._legs[traced]
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for micro-batches of one shape; one each where they draw seeded numbers."""
@@ -136,7 +140,7 @@ class Conveyor(Lockstep):
                 handles = [
                     self.residence.at_stage(number, stage, traced.captures) for stage in range(len(devices))
                 ]
-                passage.add(traced, self._legs[traced], part.components(), handles)
+                passage.add(traced, self._cut(traced), part.components(), handles)
             passage.run(self._pipeline.schedule(len(devices), len(row)))
             shares.append(self._sum(passage, traces, self._places[number]))
             calls += passage.last
