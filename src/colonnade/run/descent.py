@@ -24,6 +24,7 @@ from colonnade.run.split import Arguments
 from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.trace import Traced, Voice, trace
 from colonnade.run.update import Update, as_keras
+from colonnade.run.whole import looking
 
 # Begins the message of the assertion that guards an update.
 NOT_FINITE = "colonnade: a loss or gradient is not finite"
@@ -103,6 +104,7 @@ class Descent:
             _, *extra = self._penalty_trace.structure
             present = [p.name for p, e in zip(parameters, extra, strict=True) if e is not None]
             self._penalized = ["the penalty", *present]
+        check("this training", looking(self.optimizer, parameters))
         if not self.optimizer.built:
             self.optimizer.build(as_keras(parameters))
             self._trace_scaled()

@@ -14,6 +14,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.parallel import Devices
 from colonnade.run.parts import Logical, Parts, give_home, joined, starts
 from colonnade.run.placed import on
+from colonnade.run.rules import Rules
 from colonnade.run.slices import mark
 from colonnade.run.split import sizes
 
@@ -54,17 +55,25 @@ class SplitLayer(keras.layers.Layer):
         split: `columns` splits what comes out, `rows` what comes in.
         gather: whether parts of the result are put together.
         devices: how many devices, or which; by default all, but no more than there are columns or rows.
+        rules: regularisers and constraints of the weights.
         problems: what else is wrong with what a user passed.
         **options: those of every Keras layer: `name`, `dtype`, `trainable`.
     """
 
     def __init__(
-        self, *, split: str, gather: bool, devices: Devices, problems: Sequence[Problem], **options: Any
+        self,
+        *,
+        split: str,
+        gather: bool,
+        devices: Devices,
+        rules: Rules,
+        problems: Sequence[Problem],
+        **options: Any,
     ) -> None:
         self.available = hardware.resolve(devices, self.where)
-        check(self.where, [*problems, *_problems(split, gather)])
+        check(self.where, [*problems, *_problems(split, gather, options.get("activity_regularizer"))])
         super().__init__(**options)
-        self.split, self.gather = split, gather
+        self.split, self.gather, self.rules = split, gather, rules
         self._asked = devices
         self.devices: tuple[str, ...] = ()  # of the parts; known when the layer is built
         self.sizes: tuple[int, ...] = ()
@@ -121,7 +130,10 @@ class SplitLayer(keras.layers.Layer):
             full = name if axis is None else f"{name}_part_{i}"
             with tf.init_scope(), tf.device(device):
                 first = _value(piece)
-                parts.append(self.add_weight(shape=piece.shape.as_list(), initializer=first, name=full))
+                rules = self.rules.of_weight(name)
+                parts.append(
+                    self.add_weight(shape=piece.shape.as_list(), initializer=first, name=full, **rules)
+                )
                 give_home(parts[-1].value, device)
         variable = Logical(name, parts, axis or 0, self.where)
         if axis is not None:
@@ -162,7 +174,8 @@ class SplitLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         devices = self._asked if isinstance(self._asked, int | None) else list(self._asked)
-        return {**super().get_config(), "split": self.split, "gather": self.gather, "devices": devices}
+        own = {"split": self.split, "gather": self.gather, "devices": devices}
+        return {**super().get_config(), **own, **self.rules.config()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -196,7 +209,7 @@ def _same_in_parts(activation: Any) -> bool:
     return whole.shape == halves.shape and bool(np.allclose(whole, halves, rtol=1e-5, atol=1e-6))
 
 
-def _problems(split: Any, gather: Any) -> Iterator[Problem]:
+def _problems(split: Any, gather: Any, activity_regularizer: Any) -> Iterator[Problem]:
     if split not in SPLITS:
         yield Problem("split", split, f"must be one of {', '.join(SPLITS)}", "Leave it out for columns")
     if not isinstance(gather, bool):
@@ -204,6 +217,9 @@ def _problems(split: Any, gather: Any) -> Iterator[Problem]:
     elif split == "rows" and not gather:
         rule = "the result of a layer that is split by rows is a sum, which has no parts"
         yield Problem("gather", gather, rule, 'Leave it out, or choose split="columns"')
+    elif not gather and activity_regularizer is not None:
+        rule = "is for one tensor, and this layer hands on parts (gather=False)"
+        yield Problem("activity_regularizer", activity_regularizer, rule, "Leave gather=False out")
 
 
 def _value(piece: Any) -> Any:

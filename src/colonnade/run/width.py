@@ -17,6 +17,7 @@ from colonnade.hardware.layout import is_count
 from colonnade.run.parallel import Devices
 from colonnade.run.parts import Parts
 from colonnade.run.placed import copies, on, total
+from colonnade.run.rules import Rules
 from colonnade.run.split_layer import SplitLayer, elementwise, loading_on
 from colonnade.run.vocabulary import softmax_cross_entropy, top_k
 
@@ -44,6 +45,8 @@ class Dense(SplitLayer):
             split by rows or for `softmax_cross_entropy`.
         devices: how many devices, or which; by default all, but no more than there are columns or rows.
         use_bias, kernel_initializer, bias_initializer, **options: as in Keras.
+        kernel_regularizer, bias_regularizer, kernel_constraint, bias_constraint: as in Keras, if a part can
+            have them: `L2` can, and norms of columns with `split="columns"`.
 
     Example:
         >>> import colonnade as cn, keras
@@ -67,11 +70,26 @@ class Dense(SplitLayer):
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         **options: Any,
     ) -> None:
         self.activation = keras.activations.get(activation)
-        problems = [*_miscounted("units", units), *elementwise(self.activation, split, gather)]
-        super().__init__(split=split, gather=gather, devices=devices, problems=problems, **options)
+        rules = Rules.of(
+            regularizers={"kernel": kernel_regularizer, "bias": bias_regularizer},
+            constraints={"kernel": kernel_constraint, "bias": bias_constraint},
+        )
+        axes = {"kernel": split_axis(split), "bias": 0 if split == "columns" else None}
+        problems = [
+            *_miscounted("units", units),
+            *elementwise(self.activation, split, gather),
+            *rules.problems(axes),
+        ]
+        super().__init__(
+            split=split, gather=gather, devices=devices, rules=rules, problems=problems, **options
+        )
         self.units, self.use_bias = units, use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -195,6 +213,7 @@ class Embedding(SplitLayer):
         gather: with False, a layer split by columns returns its parts.
         devices: how many devices, or which; by default all, but no more than there are columns or rows.
         embeddings_initializer, **options: as in Keras.
+        embeddings_regularizer, embeddings_constraint: as in Keras, if a part can have them.
 
     Example:
         >>> import colonnade as cn, tensorflow as tf
@@ -212,10 +231,22 @@ class Embedding(SplitLayer):
         gather: bool = True,
         devices: Devices = None,
         embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         **options: Any,
     ) -> None:
-        problems = [*_miscounted("input_dim", input_dim), *_miscounted("output_dim", output_dim)]
-        super().__init__(split=split, gather=gather, devices=devices, problems=problems, **options)
+        rules = Rules.of(
+            regularizers={"embeddings": embeddings_regularizer},
+            constraints={"embeddings": embeddings_constraint},
+        )
+        problems = [
+            *_miscounted("input_dim", input_dim),
+            *_miscounted("output_dim", output_dim),
+            *rules.problems({"embeddings": split_axis(split)}),
+        ]
+        super().__init__(
+            split=split, gather=gather, devices=devices, rules=rules, problems=problems, **options
+        )
         self.input_dim, self.output_dim = input_dim, output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.autocast = False  # numbers of words are not to be rounded
@@ -281,6 +312,11 @@ class Embedding(SplitLayer):
 
 # The dim of a weight that is split.
 SHARED = {"columns": 1, "rows": 0}
+
+
+def split_axis(split: Any) -> int | None:
+    """The dim of a weight that is split; None where a user said nothing that is a split."""
+    return SHARED.get(split) if isinstance(split, str) else None
 
 
 def from_csr(matrix: Any) -> tf.SparseTensor:
