@@ -167,10 +167,9 @@ class Lockstep:
             if weight is not None:
                 gradients = [divided(g, weight) for g in gradients]
             residence = self.residence
-            with tf.control_dependencies(calls if residence.assigned else []):  # the penalty reads them
-                gradients, loss, penalty = self._descent.with_penalty(
-                    gradients, loss, self.devices[0], lambda captures: residence.bindings(0, captures)
-                )
+            gradients, loss, penalty = self._descent.with_penalty(
+                gradients, loss, self.devices[0], lambda captures: residence.bindings_after(calls, captures)
+            )
             write = partial(self._written, gradients, len(shares), order)
         per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
         self.shares.note([share.seconds for share in shares], counts)

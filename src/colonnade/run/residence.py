@@ -79,6 +79,18 @@ class Residence:
                 found[variable.ref()] = self._read(replica, variable)
         return found
 
+    def bindings_after(self, calls: Sequence[Any], captures: Iterable[Capture]) -> Bindings:
+        """Those of replica 0 for what is called after the function: it reads what the function assigned.
+
+        The handles themselves wait, because the control inputs of a call may be lost where it is on
+        another device than what it waits for.
+        """
+        found = self.bindings(0, captures)
+        for ref in self.assigned.keys() & found.keys():
+            with tf.device(self.states[ref].copies[0].device), tf.control_dependencies(calls):
+                found[ref] = tf.identity(found[ref])
+        return found
+
     def update_bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """The handles with which the update is called on a device."""
         variables = [capture.variable for capture in captures if capture.variable is not None]
