@@ -21,7 +21,6 @@ EXPECTED = json.loads((BEFORE / "expected.json").read_text())
 @pytest.mark.parametrize("name", WAYS)
 def test_a_training_that_an_older_version_saved_goes_on(tmp_path, name):
     shutil.copytree(BEFORE / name, tmp_path / name)
-    keras.utils.clear_session()  # Keras numbers names, and variables are found by them
     model, training = trainer(name)
     saved = cn.Checkpoint(tmp_path / name, every=4)
     history = training.fit((X, Y), batch_size=6, steps=4, checkpoint=saved, progress=False)

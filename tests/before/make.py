@@ -26,6 +26,7 @@ Y = X[:, :1] * 2 + 1
 
 def trainer(name):
     """A small model with all that a checkpoint keeps: slots, averages, the state of a generator."""
+    keras.utils.clear_session()  # Keras numbers names, and variables are found by them
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [
