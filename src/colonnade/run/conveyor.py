@@ -24,11 +24,12 @@ from colonnade.run.objective import Objective, Share, stacked, vital
 from colonnade.run.parts import home_of
 from colonnade.run.passage import Passage
 from colonnade.run.pipeline import Pipeline
-from colonnade.run.reduce import Order, order_for, reduce, spread
+from colonnade.run.reduce import Order, add, order_for, reduce, spread
 from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
 from colonnade.run.stand_in import with_stand_ins
+from colonnade.run.sums import Recipe, cut, joined
 from colonnade.run.trace import Traced, Voice
 from colonnade.run.update import Update
 
@@ -60,11 +61,11 @@ class Conveyor(Lockstep):
         self._functions: dict[tuple[Update, int], Any] = {}
 
     def _trace(self, batch: Arguments) -> None:
-        flat = [count for row in self._pipeline.counts(batch.size("the batch") or 0) for count in row]
-        traces = [self._objective(part, i, len(flat)) for i, part in enumerate(specs(batch, flat))]
+        traces = self._traces(batch, self._slices(batch))
         check("the loss function", refusals(traces, self._pipeline))
         check("the loss function", split_in_rows(traces, self._pipeline))
         check("the loss function", assigned_again(traces[0], self._pipeline))
+        self._recipes(batch, self._slices(batch))
         for traced in traces:
             self._cut(traced)
 
@@ -75,6 +76,10 @@ class Conveyor(Lockstep):
             check("the loss function", untied(legs, self._pipeline.tied))
             self._legs[traced] = legs
         return self._legs[traced]
+
+    def _slices(self, batch: Arguments) -> Sequence[int]:
+        """Those of the micro-batches."""
+        return [count for row in self._pipeline.counts(batch.size("the batch") or 0) for count in row]
 
     def _objective(self, part: Arguments, replica: int, num_replicas: int) -> Objective:
         """One trace for micro-batches of one shape; one each where they draw seeded numbers."""
@@ -130,6 +135,7 @@ class Conveyor(Lockstep):
         split = self._pipeline.counts(sum(counts))
         parts = iter(with_factor(batch, [count for row in split for count in row]))
         shares, calls, stamps = [], [], []
+        how = self._recipes(batch, self._slices(batch))
         for number, (devices, row) in enumerate(zip(self._rows, split, strict=False)):
             mine = [next(parts) for _ in row]
             first = sum(len(other) for other in split[:number])
@@ -142,23 +148,28 @@ class Conveyor(Lockstep):
                 ]
                 passage.add(traced, self._cut(traced), part.components(), handles)
             passage.run(self._pipeline.schedule(len(devices), len(row)))
-            shares.append(self._sum(passage, traces, self._places[number]))
+            shares.append(self._sum(passage, traces, self._places[number], how))
             calls += passage.last
             stamps += passage.stamps
         calls.append(self._pipeline.note(stamps))
         return shares, calls
 
-    def _sum(self, passage: Passage, traces: Sequence[Objective], places: Sequence[str]) -> Share:
+    def _sum(
+        self, passage: Passage, traces: Sequence[Objective], places: Sequence[str], how: Sequence[Recipe]
+    ) -> Share:
         """What the micro-batches of a row add together; gradients stay where their parameters live."""
         shares = [traced.pack(passage.leaves(i)) for i, traced in enumerate(traces)]
         home = passage.devices[-1]
-        gradients, vitals = [], []
-        for parameter, column in zip(
-            self.parameters, zip(*(shares[i].gradients for i in passage.order), strict=True), strict=True
-        ):
+        gradients, sizes, vitals = [], [], []
+        inputs = zip(
+            *(zip(shares[i].gradients, shares[i].sizes, strict=True) for i in passage.order), strict=True
+        )
+        for parameter, column, recipe in zip(self.parameters, inputs, how, strict=True):
             with tf.device(places[self._place_of[parameter.ref()]]):
-                gradients.append(_accumulated(column))
-                vitals.append(vital(gradients[-1]))
+                total, parts = _accumulated(column, recipe)
+                gradients.append(total)
+                sizes.append(parts)
+                vitals.append(vital(total))
         with tf.device(home):
             return Share(
                 loss=tf.add_n([share.loss for share in shares]),
@@ -167,6 +178,7 @@ class Conveyor(Lockstep):
                 outputs=[share.outputs for share in shares],
                 gradients=gradients,
                 health=stacked(vitals),
+                sizes=sizes,
             )
 
     def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
@@ -295,15 +307,10 @@ def assigned_again(traced: Objective, pipeline: Pipeline) -> Iterator[Problem]:
         yield Problem("variable", variable.name, rule, fix)
 
 
-def _accumulated(gradients: Sequence[Any]) -> Any:
-    """A gradient of all micro-batches, added up as they come, so that one copy is kept and not all."""
-    if gradients[0] is None:
-        return None
-    if isinstance(gradients[0], tf.IndexedSlices):
-        values = tf.concat([gradient.values for gradient in gradients], axis=0)
-        indices = tf.concat([gradient.indices for gradient in gradients], axis=0)
-        return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
-    total = gradients[0]
-    for gradient in gradients[1:]:
-        total = total + gradient
-    return total
+def _accumulated(column: Sequence[tuple[Any, Any]], recipe: Recipe) -> tuple[Any, Any]:
+    """A gradient of all micro-batches, added up as they come, so that one copy is kept and not all.
+
+    Takes the gradients with the sizes of their pieces, and gives both for the sum.
+    """
+    cuts = [cut(gradient, sizes, recipe) for gradient, sizes in column if gradient is not None]
+    return joined([add(parts) for parts in zip(*cuts, strict=True)] or [None], recipe, len(cuts))

@@ -47,6 +47,7 @@ class Descent:
             tuple[Hashable, Voice | None], Arguments
         ] = {}  # traced before the optimizer had its variables
         self._updates: dict[Hashable, Update] = {}
+        self._of_one: dict[Hashable, Objective] = {}  # whole batches, to look at; no replica runs them
         self._penalty_trace: Any = None
         self._scale_trace: Any = None  # what a loss is multiplied by, where that is a variable
         self._penalized: list[str] = []  # what the health of the penalty is of: itself, and variables
@@ -133,6 +134,14 @@ class Descent:
         common = self.cached(part, None)
         voice = common.voice(replica, self._settings.devices[replica])
         return common if num_replicas == 1 or voice is None else self.cached(part, voice)
+
+    def of_one_device(self, batch: Arguments) -> Objective:
+        """The trace of a whole batch, as one device makes it."""
+        (part,) = specs(batch, [batch.size("the batch") or 0])
+        key = (part.key(), None)
+        if key not in self._objectives and key not in self._of_one:
+            self._of_one[key] = self._traced(part, None)
+        return self._objectives.get(key) or self._of_one[key]
 
     def cached(self, part: Arguments, voice: Voice | None) -> Objective:
         """The trace for slices like this one, as this replica speaks."""

@@ -21,6 +21,7 @@ from colonnade.run.shares import Even, Measured, Shares
 from colonnade.run.split import Arguments
 from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.state import State, resume, state_of
+from colonnade.run.sums import Recipe, cut, joined, recipes
 from colonnade.run.update import Update
 
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
@@ -71,6 +72,7 @@ class Lockstep:
         self._order = settings.order
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
+        self._known_recipes: dict[Hashable, list[Recipe]] = {}
         self._fitting: dict[Hashable, int] = {}  # by the kind of a batch, the largest seen to fit memory
         self.residence: Residence | None = None
 
@@ -110,8 +112,22 @@ class Lockstep:
 
     def _trace(self, batch: Arguments) -> None:
         counts = self._counts(batch)
-        traces = [self._objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
+        traces = self._traces(batch, counts)
         check("the loss function", problems(traces))
+        self._recipes(batch, counts)
+
+    def _traces(self, batch: Arguments, counts: Sequence[int]) -> list[Objective]:
+        """One for each slice."""
+        return [self._objective(part, i, len(counts)) for i, part in enumerate(specs(batch, counts))]
+
+    def _recipes(self, batch: Arguments, counts: Sequence[int]) -> list[Recipe]:
+        """For each parameter how to add up the gradients of slices of these sizes."""
+        key = (batch.key(), tuple(counts))
+        if key not in self._known_recipes:
+            traces, whole = self._traces(batch, counts), partial(self._descent.of_one_device, batch)
+            self._known_recipes[key], wrong = recipes(traces, counts, whole)
+            check("the loss function", wrong)
+        return self._known_recipes[key]
 
     @property
     def every_device(self) -> tuple[str, ...]:
@@ -163,7 +179,7 @@ class Lockstep:
         if weight is None and self._sums_at_once(rows):
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, rows)
         else:
-            gradients = self._reduced(rows, order)
+            gradients = self._added(shares, self._recipes(batch, self._slices(batch)), order)
             if weight is not None:
                 gradients = [divided(g, weight) for g in gradients]
             residence = self.residence
@@ -194,6 +210,21 @@ class Lockstep:
         results = together(traces, self.devices[: len(counts)], slices, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def _slices(self, batch: Arguments) -> Sequence[int]:
+        """How many examples each trace is given: here those of a replica."""
+        return self._counts(batch)
+
+    def _added(self, shares: Sequence[Share], how: Sequence[Recipe], order: Order) -> list[Any]:
+        """The sum of each gradient over the replicas."""
+        rows = [[cut(*each) for each in zip(s.gradients, s.sizes, how, strict=True)] for s in shares]
+        depth = max(len(parts) for row in rows for parts in row)
+        layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
+        totals = zip(*(self._reduced(layer, order) for layer in layers), strict=True)
+        columns = zip(*(share.gradients for share in shares), strict=True)
+        present = [sum(gradient is not None for gradient in column) for column in columns]
+        with tf.device(self.devices[0]):
+            return [joined(*each)[0] for each in zip(totals, how, present, strict=True)]
 
     def _reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
         working = self.devices[: len(gradients)]

@@ -7,12 +7,14 @@ gradient is that of the weighted mean over the global batch, for any split of th
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.run.rows import DENSE, Form, Source, pieces, sizes_of
 from colonnade.run.split import Arguments, is_tensor
 from colonnade.run.trace import Traced, Voice
 
@@ -62,6 +64,7 @@ class Share:
     gradients: list[Any]
     health: Any  # a number per gradient that is finite only if the gradient is; None if not examined
     seconds: Any = None  # how long the replica took, where that is measured
+    sizes: Any = None  # for each gradient that is sparse, how many rows each lookup has; else None
 
 
 class Objective(Traced):
@@ -82,7 +85,7 @@ class Objective(Traced):
         timed: bool = False,
         examined: bool = True,
     ) -> None:
-        self._scale_loss, self._trainable = scale_loss, trainable
+        self._arguments, self._scale_loss, self._trainable = arguments, scale_loss, trainable
         self._timed, self._examined = timed, examined
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
@@ -133,9 +136,34 @@ class Objective(Traced):
             done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)
             with tf.control_dependencies(done):
                 seconds = tf.timestamp() - begin
-        return Share(
-            share.loss, share.weight, share.metrics, share.outputs, gradients, health, seconds=seconds
-        )
+        sizes = [sizes_of(g.indices) if isinstance(g, tf.IndexedSlices) else None for g in gradients]
+        return replace(share, gradients=gradients, health=health, seconds=seconds, sizes=sizes)
+
+    @cached_property
+    def forms(self) -> list[Form]:
+        """For each gradient its pieces, if it is sparse."""
+        return [self._form(gradient) for gradient in self.structure.gradients]
+
+    def _form(self, gradient: Any) -> Form:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return None if gradient is None else DENSE
+        return tuple(pieces(gradient.indices, self._source))
+
+    @cached_property
+    def _source(self) -> Source:
+        placeholders = [tensor.op.name for tensor in self.concrete.inputs]
+        names = iter(placeholders)
+        split: set[str] = set()
+        loose: set[str] = set()
+        for leaf in self._arguments.tensors:
+            parts = [next(names) for _ in tf.nest.flatten(leaf.value, expand_composites=True)]
+            if leaf.role == "split":
+                split.update(parts)
+                loose.update(parts if len(parts) > 1 else ())
+        handles = placeholders[len(placeholders) - len(self.captures) :]
+        own = [c.variable is not None and c.written for c in self.captures]
+        changed = {name for name, changes in zip(handles, own, strict=True) if changes}
+        return Source(frozenset(split | changed), frozenset(loose))
 
 
 def total_of(result: Any, factor: Any, rows: int) -> Share:

@@ -67,7 +67,7 @@ def reduce(
         for target, sources in _by_target(links).items():
             with tf.device(devices[target]):
                 columns = zip(*(held[d] for d in (target, *sources)), strict=True)
-                held[target] = [_add(column) for column in columns]
+                held[target] = [add(column) for column in columns]
     result: dict[int, Any] = {}
     with tf.device(devices[0]):
         for message, total in zip(messages, held[0], strict=True):
@@ -155,7 +155,8 @@ def _unpacked(total: Any, like: Sequence[Any]) -> list[Any]:
     return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, like, strict=True)]
 
 
-def _add(gradients: Iterable[Any]) -> Any:
+def add(gradients: Iterable[Any]) -> Any:
+    """The sum of gradients on one device: slices one after the other; none at all counts nothing."""
     present = [gradient for gradient in gradients if gradient is not None]
     if len(present) <= 1:
         return present[0] if present else None
