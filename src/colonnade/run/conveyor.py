@@ -25,6 +25,7 @@ from colonnade.run.parts import home_of
 from colonnade.run.passage import Passage
 from colonnade.run.pipeline import Pipeline
 from colonnade.run.reduce import Order, add, order_for, reduce, spread
+from colonnade.run.segments import differentiated_python
 from colonnade.run.shares import Even
 from colonnade.run.split import Arguments
 from colonnade.run.stagewise import Stagewise
@@ -277,6 +278,8 @@ def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
         rule = "does not call the pipeline of the trainer" if not called else "calls another pipeline"
         yield Problem("loss", "a function", rule, "Call the one that is passed as devices=")
         return
+    if len(traces) > 1:
+        yield from differentiated_python(traces[0])
     for traced in traces:
         marks = traced.crossings.marks(traced.concrete.graph)
         if pipeline.num_stages > 1 and not any(m.target < pipeline.num_stages for m in marks.values()):

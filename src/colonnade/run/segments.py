@@ -9,6 +9,7 @@ segment k, so a step goes
 Each segment is a function that is made once and called on every device, as an uncut trace is.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
@@ -21,7 +22,7 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.run.cutting import Cutting, node_of, tensor_of
 from colonnade.run.exchange import MARK
-from colonnade.run.graph import READS
+from colonnade.run.graph import READS, nodes
 from colonnade.run.living import layer_of
 from colonnade.run.reduce import Order, reduce, spread
 from colonnade.run.trace import Traced, scope
@@ -69,6 +70,7 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     if len(traces) == 1:
         return
     yield from _remembering(traces[0])
+    yield from differentiated_python(traces[0])
     fix = "Call the layer from the function itself, or leave synchronized=True out"
     for name in dict.fromkeys(name for traced in traces for name in _marks_of_called(traced)):
         rule = "is synchronised inside a loop, a branch or a tf.function, where a trace cannot be cut"
@@ -90,10 +92,25 @@ def refusals(traced: Traced) -> Iterator[Problem]:
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("function", "a function", rule, "Call the pipeline by itself")
     yield from _remembering(traced)
+    yield from differentiated_python(traced)
     names = [name.rpartition("/")[0] or name for name in (*traced.marks, *_marks_of_called(traced))]
     for name in dict.fromkeys([*names[:1], *_still_local(traced)]):
         rule = "has synchronized=True, but replicas run by themselves here"
         yield Problem("layer", name, rule, "Use cn.Trainer or cn.fit, or leave synchronized=True out")
+
+
+def differentiated_python(traced: Traced) -> Iterator[Problem]:
+    """Python code that a trace differentiates: TensorFlow keeps one tape for it, by its place in the trace.
+
+    A call takes the tape of the last one, which may have been that of another replica: the gradient is then
+    that of the other's values, or there is an error.
+    """
+    for node in nodes(traced.concrete.graph.as_graph_def()):
+        if node.op == "EagerPyFunc" and re.search(r"(^|/)gradient_tape/|_grad/", node.name):
+            rule = "is differentiated, and replicas or micro-batches would take each other's values"
+            fix = "Write it with TensorFlow's ops, or as a tf.custom_gradient of tf.numpy_function"
+            yield Problem("tf.py_function", node.name.rpartition("/")[2], rule, fix)
+            return
 
 
 class _Cut:
