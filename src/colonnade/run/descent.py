@@ -23,6 +23,7 @@ from colonnade.run.segments import problems
 from colonnade.run.split import Arguments
 from colonnade.run.stand_in import with_stand_ins
 from colonnade.run.trace import Traced, Voice, trace
+from colonnade.run.untrainable import complex_numbers, without_path
 from colonnade.run.update import Update, as_keras
 from colonnade.run.whole import looking
 
@@ -46,8 +47,8 @@ class Descent:
         self._unscaled: dict[
             tuple[Hashable, Voice | None], Arguments
         ] = {}  # traced before the optimizer had its variables
-        self._updates: dict[Hashable, Update] = {}
         self._of_one: dict[Hashable, Objective] = {}  # whole batches, to look at; no replica runs them
+        self._updates: dict[Hashable, Update] = {}
         self._penalty_trace: Any = None
         self._scale_trace: Any = None  # what a loss is multiplied by, where that is a variable
         self._penalized: list[str] = []  # what the health of the penalty is of: itself, and variables
@@ -102,11 +103,10 @@ class Descent:
             raise InvalidArgument("Trainer()", [Problem("loss", self._settings.loss, rule, fix)])
         if self._settings.penalty is not None:
             self._penalty_trace = _penalty_trace(self._settings.penalty, parameters)
-            _, *extra = self._penalty_trace.structure
-            present = [p.name for p, e in zip(parameters, extra, strict=True) if e is not None]
-            self._penalized = ["the penalty", *present]
+            self._penalized = ["the penalty", *(parameter.name for parameter in parameters)]
         check("this training", looking(self.optimizer, parameters))
         if not self.optimizer.built:
+            check("Trainer()", without_path(self.optimizer, parameters))
             self.optimizer.build(as_keras(parameters))
             self._trace_scaled()
         if self._has_own_scale:
@@ -162,7 +162,7 @@ class Descent:
             timed=self._timed,
             examined=self._examined,
         )
-        check("the loss function", self._used_at_times(traced))
+        check("the loss function", [*complex_numbers(traced), *self._used_at_times(traced)])
         check("the loss function", meaningless(traced, len(self._settings.devices)))
         return traced
 
@@ -297,9 +297,8 @@ class Descent:
     def bad(self, row: np.ndarray) -> list[str]:
         """The variables whose gradients are not finite in a row of `watched`."""
         own, penalty = np.split(row[1:], [len(row) - 1 - len(self._penalized)])
-        gradients = self.objectives[0].structure.gradients
-        present = [p.name for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
-        columns = [*zip(present, own, strict=False), *zip(self._penalized[1:], penalty[1:], strict=True)]
+        names = [parameter.name for parameter in self.parameters]
+        columns = [*zip(names, own, strict=False), *zip(self._penalized[1:], penalty[1:], strict=True)]
         return [name for name, value in columns if not np.isfinite(value)]
 
     def not_finite(
@@ -328,16 +327,6 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
     A tf.Variable does not know of that; only the Keras variable around it does.
     """
     return [variable for variable in used if (known := around(variable)) is None or known.trainable]
-
-
-def split_by_width(traced: Traced) -> Iterator[Problem]:
-    """Layers whose parts are on devices of their own: replicas have all their variables on one device."""
-    parts = [v for v in traced.variables if re.search(r"_part_\d+(:0)?$", v.name)]
-    if len({part.device for part in parts}) > 1:
-        rule = (
-            "is a part of a layer that is split by width, and each replica keeps all its variables together"
-        )
-        yield Problem("layer", parts[0].name, rule, "Use cn.Synchronous(), or a layer that is not split")
 
 
 def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:

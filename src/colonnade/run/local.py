@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.concrete import concrete
-from colonnade.run.descent import Descent, components, divided, divisor, split_by_width
+from colonnade.run.descent import Descent, components, divided, divisor
 from colonnade.run.engine import Outcome, Settings, Then
 from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.loop import Loop
@@ -20,6 +20,7 @@ from colonnade.run.segments import refusals
 from colonnade.run.split import Arguments, sizes
 from colonnade.run.state import Item, State, bases, named, resume, state_of
 from colonnade.run.trace import Traced
+from colonnade.run.untrainable import split_by_width
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.rows import DENSE, Form, Source, pieces, sizes_of
-from colonnade.run.split import Arguments, is_tensor
+from colonnade.run.split import COMPOSITE, Arguments, is_tensor
 from colonnade.run.trace import Traced, Voice
 
 # What a line of metrics.jsonl has beside the metrics.
@@ -170,8 +170,9 @@ def total_of(result: Any, factor: Any, rows: int) -> Share:
     """What a slice of `rows` examples adds to the global batch; `factor` is one over its size."""
     losses, metrics, outputs = _parts(result)
     if isinstance(losses, Weighted):
-        each = _floats(losses.losses)
-        weights = tf.cast(losses.weights, each.dtype)
+        each = _floats(losses.losses, "loss")
+        weights = tf.cast(_floats(losses.weights, "weights"), each.dtype)
+        metrics = {name: _floats(value, name) for name, value in metrics.items()}
         check("the loss function", _other_shapes(each, weights, metrics))
         loss, weight = tf.reduce_sum(each * weights), tf.reduce_sum(weights)
         values = {
@@ -205,11 +206,28 @@ def _taken(name: str) -> Problem:
     return Problem("metric", name, rule, f"Call it something else, such as own_{name}")
 
 
-def _floats(values: Any) -> Any:
+def _floats(values: Any, name: str) -> Any:
     """Numbers that can be added up: whole ones become floats, and halves lose too much in a sum."""
+    check("the loss function", _not_numbers(values, name))
     values = tf.convert_to_tensor(values)
+    # A shape that was set by set_shape is known to Python only; what is around a trace could not see it.
+    values = tf.ensure_shape(values, values.shape)
     exact = values.dtype.is_floating and values.dtype.size >= 4
     return values if exact else tf.cast(values, tf.float32)
+
+
+def _not_numbers(values: Any, name: str) -> Iterator[Problem]:
+    """What cannot be added up to a loss."""
+    kind, fix = type(values).__name__, "Take the mean of each example over the other dims"
+    if isinstance(values, COMPOSITE):
+        yield Problem(name, kind, "must be a dense tensor of one value per example, or a scalar", fix)
+        return
+    values = tf.convert_to_tensor(values)
+    if values.dtype.is_complex:
+        yield Problem(name, values.dtype.name, "must be real", "Return tf.abs or tf.math.real of it")
+    if values.shape.rank is None:
+        rule = "has a shape that TensorFlow does not know, as what a py_function returns"
+        yield Problem(name, "a tensor", rule, "Say it: tf.ensure_shape(losses, [None])")
 
 
 def _other_shapes(losses: Any, weights: Any, metrics: dict[str, Any]) -> Iterator[Problem]:
@@ -230,7 +248,7 @@ def _same_shape(one: Any, other: Any) -> bool:
 
 def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
     """What a slice adds to the mean over the global batch; `factor` is one over that batch's size."""
-    values = _floats(values)
+    values = _floats(values, name)
     factor = tf.cast(factor, values.dtype)
     if values.shape.rank == 0:
         return values * (factor * rows)
@@ -254,6 +272,8 @@ def vital(gradient: Any) -> Any:
 
 
 def stacked(vitals: Sequence[Any]) -> Any:
-    """The health of some gradients: what `vital` says of each that is there."""
-    present = [value for value in vitals if value is not None]
-    return tf.stack(present) if present else tf.zeros([0])
+    """The health of some gradients: what `vital` says of each, and 0 for one that is not there.
+
+    A slice of another size may have a gradient that this one has not.
+    """
+    return tf.stack([tf.zeros([]) if v is None else v for v in vitals]) if vitals else tf.zeros([0])

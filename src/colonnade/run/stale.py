@@ -14,7 +14,7 @@ from colonnade.run.aggregation import undone
 from colonnade.run.call import Call
 from colonnade.run.compiled import fast
 from colonnade.run.concrete import unconverted
-from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs, split_by_width
+from colonnade.run.descent import Descent, components, divided, divisor, gradient_specs
 from colonnade.run.engine import Settings, Then
 from colonnade.run.footprint import Memory, of_replicas
 from colonnade.run.graph import Capture
@@ -27,6 +27,7 @@ from colonnade.run.split import Arguments, sizes
 from colonnade.run.state import Item, State, bases, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
 from colonnade.run.trace import Traced, trace
+from colonnade.run.untrainable import split_by_width
 from colonnade.run.update import as_keras
 
 
