@@ -341,6 +341,39 @@ def test_an_error_of_the_data_stops_the_devices():
         trainer.fit(failing(), progress=False)
 
 
+@pytest.mark.parametrize("given", ["a generator", *long("a dataset", "a checkpoint")])
+def test_what_came_before_an_error_of_the_data_is_trained_and_counted(tmp_path, given):
+    """Every slice is one example, and moves a number of its own by 1."""
+    examples, good = np.eye(80), 7
+    counts = tf.Variable(np.zeros(80), name="counts")
+    optimizer = keras.optimizers.SGD(1.0)
+    trainer = cn.Trainer(lambda x: -tf.linalg.matvec(x, counts), optimizer, devices=4, sync=cn.Asynchronous())
+
+    def generator():
+        for i in range(good):
+            yield (examples[4 * i :][:4],)
+        raise ValueError("no more data")
+
+    def batch(i):
+        with tf.control_dependencies([tf.debugging.assert_less(i, good, "no more data")]):
+            return tf.gather(examples, 4 * i + tf.range(4))
+
+    for fit in range(1, 11):  # devices are at work on some slices when the data fail
+        known = tf.data.Dataset.range(20).map(lambda i: batch(tf.cast(i, tf.int32)))
+        data = known if given == "a dataset" else generator()
+        checkpoint = None
+        if given == "a checkpoint":
+            checkpoint = cn.Checkpoint(tmp_path / str(fit), every=3, data="skip")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no more data"):
+            trainer.fit(data, checkpoint=checkpoint, progress=False)
+        # Data that know their size are fetched some at a time, and of those that fail together none is taken.
+        assert given == "a dataset" or trainer.step == good * fit
+        assert counts.numpy().sum() == trainer.examples == 4 * trainer.step == sum(trainer.staleness.values())
+        assert int(optimizer.iterations) == trainer.step > 0
+    if given != "a dataset":
+        assert counts.numpy().tolist() == [10.0] * 28 + [0.0] * 52
+
+
 def test_an_error_in_a_step_that_was_begun_is_raised_though_a_callback_ends_the_fit():
     """While the fifth step is taken, slices of the sixth are in the queue: data come faster than steps."""
     w = tf.Variable(1.0)
@@ -667,6 +700,7 @@ def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_threa
     run._crew = SimpleNamespace(waiting=0, give=given.append)
     run._batches = ((None, [[]]) for _ in count())
     run._left, run._open, run._complete, run._numbers = math.inf, deque(), deque(), Numbers()
+    run._failed = None
     run._few = 2
     run._feed()
     assert len(given) == 4

@@ -51,6 +51,7 @@ class Batches:
         self.iterator: Any = None
         self.size = END  # of the batch at hand
         self._batch: list[Any] = []
+        self._failed: tf.errors.OpError | None = None
         # What comes in an order of the moment never comes again.
         self._ordered = dataset.options().deterministic is not False
         self._shuffles = Shuffles.of(dataset) if exact else Shuffles([], [])
@@ -105,12 +106,17 @@ class Batches:
         return self.like() if self.size != END else None
 
     def next(self) -> Arguments | None:
-        """Take the batch at hand, and fetch another one."""
+        """Take the batch at hand, and fetch another one; if that fails, it is the next call that says so."""
+        if self._failed is not None:
+            raise self._failed
         taken = self.at_hand()
         if taken is not None:
             self._taken += 1
-            self._fetch()
-            self.next_pass()
+            try:
+                self._fetch()
+                self.next_pass()
+            except tf.errors.OpError as error:
+                self._failed = error
             self.note(self._taken)
         return taken
 
@@ -130,6 +136,8 @@ class Batches:
         there. The state of the iterator has the buffers of all shuffles in it, which take long to copy, so
         it is told only where going through the pass again may not give the same.
         """
+        if self._failed is not None:  # there is no batch to go on with
+            raise self._failed
         place = {f"batch/{i}": component for i, component in enumerate(self._batch)}
         if self.exact:
             assert self._before is not None

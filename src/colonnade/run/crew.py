@@ -197,9 +197,12 @@ class Threads:
     def _following(self) -> Piece | None:
         """The slice to go on with, if one is there."""
         try:
-            return self._queue.get_nowait()
+            piece = self._queue.get_nowait()
         except Empty:
             return None
+        if piece is None:  # the end, of which every device must be told once
+            self._queue.put(None)
+        return piece
 
 
 class InOrder:

@@ -117,7 +117,8 @@ class Run:
         self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
         self._numbers = Numbers()
         self._latest = [float("nan")] * len(self._engine.devices)
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # of a step
+        self._failed: Exception | None = None  # of the data, behind all that was begun
         self._left = math.inf  # steps that may be begun
         self._few = len(self._engine.devices)  # with so many slices in the queue, others are fetched
         self._ended = time.perf_counter()  # when steps were taken
@@ -172,20 +173,26 @@ class Run:
         self._engine.made += len(tallies)
         if not tallies and self._error is not None:
             raise self._error
+        if not tallies and begin and self._failed is not None:
+            raise self._failed
         return tallies
 
     def _feed(self) -> None:
         """Keep slices in the queue: enough for every device to go on while other batches are cut.
 
         Not more than a few batches at a time: where data come slower than devices take them, the queue is
-        never full.
+        never full. What goes wrong with the data is raised when the steps before it are complete.
         """
-        if self._crew.waiting > self._few:
+        if self._crew.waiting > self._few or self._failed is not None:
             return
         for _ in range(2 * len(self._engine.devices)):
             if self._left <= 0 or self._crew.waiting >= 2 * self._few:
                 return
-            found = next(self._batches, None)
+            try:
+                found = next(self._batches, None)
+            except Exception as error:
+                self._failed = error
+                return
             if found is None:
                 return
             self._left -= 1

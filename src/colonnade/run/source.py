@@ -38,6 +38,9 @@ class Cutter:
         # The iterator must live as long as its handle is used.
         iterator = iter(ahead)
         handle = tf.nest.flatten(iterator, expand_composites=True)
+        # Data that do not know their end come from Python or from files, and may fail: what one call has
+        # fetched before that is lost.
+        many = MANY if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY else 1
         count, last = 1, time.perf_counter()
         while True:
             totals, *found = self._fetch(count)(*handle)
@@ -49,7 +52,7 @@ class Cutter:
                 flat = found[k * each : (k + 1) * each]
                 working = len(sizes(rows, len(self._devices)))
                 yield rows, [flat[i * self._each : (i + 1) * self._each] for i in range(working)]
-            count = MANY if (now - last) / count < SHORT else 1
+            count = many if (now - last) / count < SHORT else 1
             last = now
 
     def like(self, rows: int, piece: Sequence[Any]) -> Arguments:
