@@ -62,8 +62,8 @@ class Batches:
         self.next_pass()
         self.note(0)
         if exact:
-            later, num_shuffles = frozen(self.iterator, "fit()"), len(self._shuffles.each)
-            self._whole = not (self._ordered and comes_again(self._start, later, num_shuffles))
+            later = frozen(self.iterator, "fit()")
+            self._whole = not (self._ordered and comes_again(self._start, later, self._shuffles))
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""

@@ -1,11 +1,11 @@
 """Where a training is in its data: the state of TensorFlow's iterator, with the seeds of its shuffles."""
 
-import re
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.shuffles import Shuffles
 
 CHOICES = ("exact", "skip", "restart")
 FIX = (
@@ -15,8 +15,6 @@ FIX = (
 # Every shuffle that is at work writes this into the state of the iterator once. Between two rounds of a
 # `repeat` there is none, and then the seeds of later rounds would not be found again.
 SHUFFLE = b"epoch_num_random_samples"
-# In the state, a shuffle that is begun again and again is named as below one of several iterators.
-IN_ROUNDS = re.compile(rb"\]::[\w:\[\]]*Shuffle|ShuffleAndRepeat")
 FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL, as the op counts it
 
 
@@ -39,7 +37,7 @@ def thaw(iterator: Any, state: Any, where: str) -> None:
         raise InvalidArgument(where, [Problem("data", "a dataset", rule, FIX)]) from None
 
 
-def comes_again(start: Any, later: Any, num_shuffles: int) -> bool:
+def comes_again(start: Any, later: Any, shuffles: Shuffles) -> bool:
     """Whether a pass, begun once more from its start, gives the same batches even without seeds.
 
     Not if there are shuffles of which the start does not know: those of later rounds, and those that
@@ -48,14 +46,14 @@ def comes_again(start: Any, later: Any, num_shuffles: int) -> bool:
     Args:
         start: the state before the first batch.
         later: the state after it.
-        num_shuffles: how many the dataset has.
+        shuffles: those of the dataset.
     """
     try:
         known, found = _bytes(start), _bytes(later)
     except tf.errors.OpError:  # larger than TensorFlow can put into one piece
         return False
-    in_rounds = IN_ROUNDS.search(known) or IN_ROUNDS.search(found)
-    return not in_rounds and known.count(SHUFFLE) >= max(num_shuffles, found.count(SHUFFLE))
+    num_shuffles = max(len(shuffles.each), found.count(SHUFFLE))  # functions of maps may have others
+    return not shuffles.repeated and known.count(SHUFFLE) >= num_shuffles
 
 
 def at_work(state: Any) -> int:

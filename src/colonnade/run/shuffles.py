@@ -21,7 +21,8 @@ class Shuffles:
 
     each: Sequence[tf.data.Dataset]
     words: Sequence[str]  # of each; the same in another process only where it has seeds
-    cached: bool = False  # whether what a shuffle gives is kept for later passes
+    repeated: bool = False  # whether one of them is begun again within a pass
+    cached: bool = False  # whether what one of them gives is kept for later passes
 
     @classmethod
     def of(cls, dataset: tf.data.Dataset) -> "Shuffles":
@@ -32,9 +33,13 @@ class Shuffles:
         """
         kinds = [(one, _kind(one)) for one in _below(dataset)]
         shuffles = [(one, match[0]) for one, kind in kinds if (match := SHUFFLE.search(kind))]
-        caches = [one for one, kind in kinds if "CacheDataset" in kind]
-        cached = any(SHUFFLE.search(_kind(below)) for cache in caches for below in _below(cache))
-        return cls([one for one, _ in shuffles], [words for _, words in shuffles], cached)
+
+        def above(word: str) -> bool:
+            tops = [one for one, kind in kinds if word in kind]
+            return any(SHUFFLE.search(_kind(below)) for top in tops for below in _below(top))
+
+        each, words = [one for one, _ in shuffles], [words for _, words in shuffles]
+        return cls(each, words, above("RepeatDatasetOp"), above("CacheDatasetOp"))
 
     def begin(self, times: int) -> None:
         """Let each draw as many seeds as if it had been begun so often."""
