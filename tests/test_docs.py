@@ -1,34 +1,82 @@
 """What the documentation shows is run: Python blocks of the README and the pages, doctests of the modules."""
 
+import difflib
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
-import sys
+from statistics import geometric_mean, median
 
 import pytest
 from families import kept
-from fresh import ROOT, forked, run
+from fresh import ROOT, forked
 
 import colonnade
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages(colonnade.__path__, "colonnade."))
 
 
-def test_readme_example_prints_what_it_says():
-    text = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    done = run([sys.executable, "-c", code])
-    assert done.returncode == 0, done.stderr
-    (said,) = re.findall(r"It prints `(.*?)`", text)
-    assert done.stdout.strip() == said
-
-
 BLOCKS = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.S)
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text())
 LONG = ("modes.md", "pipeline.md")
 END_OF_BLOCK = "-- end of block --"
+README = (ROOT / "README.md").read_text()
+
+
+def test_readme_examples_print_what_they_say():
+    """Each by itself, as somebody who copies one would run it."""
+    blocks = BLOCKS.findall(README)
+    assert len(blocks) == README.count("```text\n") == 2
+    for code, said in blocks:
+        done = forked(["-c", code])
+        assert done.returncode == 0, done.stderr
+        assert _without_rounding(done.stdout) == _without_rounding(said), code
+
+
+def _without_rounding(text):
+    """Differences such as 1.2e-07 depend on the CPU; Rich fills lines with blanks, and editors remove them."""
+    return [re.sub(r"\d\.\de[+-]\d\d", "#", line).rstrip() for line in text.splitlines()]
+
+
+def test_the_diff_of_the_readme_is_that_of_its_example():
+    before, after = (
+        (ROOT / "examples" / "08_keras_fit" / f"{name}.py").read_text().splitlines()
+        for name in ("before", "after")
+    )
+    changes = [line for line in difflib.unified_diff(before, after, n=0) if line[:3] not in ("---", "+++")]
+    (shown,) = re.findall(r"```diff\n(.*?)```", README, re.S)
+    assert _changed(shown.splitlines()) == _changed(changes)
+
+
+def _changed(lines):
+    return [line for line in lines if line[0] in "+-" and line[1:].strip()]
+
+
+def test_speeds_of_the_readme_are_those_that_were_measured():
+    contests = json.loads((ROOT / "benchmarks" / "throughput" / "results.json").read_text())
+    shown = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README, re.M)
+    assert len(shown) == 7
+    means = []
+    for column, devices in enumerate((2, 8, 32), start=1):
+        ratios = {row[0]: _speeds(contests[f"{row[0]} {devices}"]) for row in shown}
+        assert {row[0]: row[column] for row in shown} == {m: f"{median(r):.1f}" for m, r in ratios.items()}
+        rounds = zip(*ratios.values(), strict=False)  # one model has fewer of them
+        means.append(f"**{median(geometric_mean(each) for each in rounds):.1f}**")
+    assert f"| **geometric mean** | {' | '.join(means)} |" in README
+
+
+def _speeds(contest):
+    """How many times as fast as MirroredStrategy, round by round."""
+    pairs = zip(contest["mirrored"], contest["colonnade"], strict=True)
+    return [theirs["step"] / ours["step"] for theirs, ours in pairs]
+
+
+def test_pictures_can_be_made_again(tmp_path):
+    done = forked([str(ROOT / "docs" / "pictures.py"), str(tmp_path), "2"])
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", kept(PAGES, *(page for page in PAGES if page not in LONG)))
