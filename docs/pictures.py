@@ -1,7 +1,7 @@
 """Make the pictures of the documentation again: `python docs/pictures.py [DIRECTORY [STEPS]]`.
 
-A step of a two-stage pipeline is timed on two virtual devices. Each is given one thread, so that on two cores the
-stages really work at the same time. Other programs stretch a step, so the shortest of several is drawn.
+A step of a two-stage pipeline is timed on two virtual devices. Every op has one thread and two ops run at
+a time, so that on two cores the stages work at once. Other programs stretch steps: the shortest is drawn.
 """
 
 import sys
@@ -13,15 +13,15 @@ import numpy as np
 import colonnade as cn
 
 FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
-WIDTH, BATCH = 512, 1024
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 500
+WIDTH, BATCH = 256, 1024
 
 cn.setup(virtual=2, threads=(1, 2))
 keras.utils.set_random_seed(1)
 
-layers = [keras.layers.Dense(WIDTH, "elu") for _ in range(8)]
+layers = [keras.layers.Dense(WIDTH, "elu") for _ in range(6)]
 model = keras.Sequential([keras.Input([WIDTH]), *layers])
-pipeline = cn.Pipeline(model, devices=2, micro_batches=8, placement=[0] * 4 + [1] * 4)
+pipeline = cn.Pipeline(model, devices=2, micro_batches=8, placement=[0, 0, 0, 1, 1, 1])
 
 
 def loss(x):

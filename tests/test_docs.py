@@ -36,7 +36,7 @@ def test_readme_examples_print_what_they_say():
 
 
 def _without_rounding(text):
-    """Differences such as 1.2e-07 depend on the CPU; Rich fills lines with blanks, and editors remove them."""
+    """Differences such as 1.2e-07 depend on the CPU; blanks that fill up lines do not show."""
     return [re.sub(r"\d\.\de[+-]\d\d", "#", line).rstrip() for line in text.splitlines()]
 
 
