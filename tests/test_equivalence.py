@@ -6,6 +6,7 @@ parameters of size 1. Adam divides by the root of small second moments, which am
 bits of a gradient near zero, so its runs get 2e-5.
 """
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,3 +217,18 @@ def test_one_update_per_owner_is_noticed(monkeypatch, name):
     whole = descent.Update
     monkeypatch.setattr(descent, "Update", lambda optimizer, *rest: whole(PerOwner(optimizer), *rest))
     assert_noticed(name, "partitioned", 3)
+
+
+def test_a_placed_update_outlives_what_it_was_made_of():
+    """TensorFlow 2.21 frees the branches of a function with it, wherever else they are called from."""
+    table, w = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((4, 1)))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=8.0)
+    trainer = cn.Trainer(
+        lambda ids: tf.squeeze(tf.tanh(tf.gather(table, ids) @ w), 1),
+        optimizer,
+        devices=2,
+        variables="partitioned",
+    )
+    data = [np.arange(size) % 5 for size in (4, 4, 3, 3)]
+    history = trainer.fit(data, progress=False, log_every=1, callbacks=[lambda _: gc.collect() and None])
+    assert len(history.losses) == 4

@@ -28,7 +28,7 @@ from colonnade.run.state import Item, State, bases, named, resume, state_of
 from colonnade.run.tally import Compute, Sliced
 from colonnade.run.trace import Traced, trace
 from colonnade.run.untrainable import split_by_width
-from colonnade.run.update import as_keras
+from colonnade.run.update import as_divided, as_keras
 
 
 class Stale:
@@ -236,10 +236,8 @@ class Stale:
                 gradients = tf.nest.pack_sequence_as(packed, flat, expand_composites=True)
                 for read in scales:  # the optimizer divides by its scale of now
                     gradients = [divided(gradient, read / self._factor()) for gradient in gradients]
-                if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
-                    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
                 with paced(optimizer, step):
-                    optimizer.apply(gradients, [targets[i] for i in present])
+                    optimizer.apply(as_divided(gradients, optimizer), [targets[i] for i in present])
                 return tf.constant(0)
 
             whole_number = tf.TensorSpec([], tf.int64)

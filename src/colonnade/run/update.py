@@ -45,9 +45,7 @@ class Update:
         def apply(gate: Any, *components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
             with tf.control_dependencies([gate]):
-                if optimizer.loss_scale_factor is not None:  # Keras cannot divide a sparse gradient
-                    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-                optimizer.apply(gradients, trained)
+                optimizer.apply(as_divided(gradients, optimizer), trained)
                 return tf.constant(0)
 
         self._parameters = list(parameters)
@@ -113,6 +111,8 @@ class Update:
 
     def place(self, owners: Mapping[Any, int], devices: Sequence[str]) -> None:
         """Put every op that works for one parameter alone on the device of its owner."""
+        # TensorFlow forgets the branches of a function, which the placed one has too, when it is freed.
+        self._unplaced = self.concrete
         self.concrete = self.placed(owners, devices)
 
     def placed(self, owners: Mapping[Any, int], devices: Sequence[str]) -> Any:
@@ -167,6 +167,19 @@ class Update:
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
+
+
+def as_divided(gradients: Sequence[Any], optimizer: Any) -> list[Any]:
+    """Dense gradients, where the optimizer divides them by a factor: Keras cannot divide a sparse one."""
+    if all(one.loss_scale_factor is None for one in inside(optimizer)):
+        return list(gradients)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def inside(optimizer: Any) -> list[Any]:
+    """An optimizer and those that it hands gradients on to."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(deeper for one in inner if one is not None for deeper in inside(one))]
 
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:

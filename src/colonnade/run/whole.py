@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.slices import slice_of
+from colonnade.run.update import inside
 
 # Optimizers whose step for an element depends on other elements of its variable.
 OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -19,15 +20,9 @@ def looking(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[Probl
     if not cut:
         return
     rule = f"looks at a whole variable at once, and {cut[0].name} is a part of a layer that is split by width"
-    for one in _inside(optimizer):
+    for one in inside(optimizer):
         if isinstance(one, OF_WHOLE_VARIABLES):
             fix = "Use one that works by elements, such as Adam, or a layer that is not split"
             yield Problem("optimizer", type(one).__name__, rule, fix)
         if one.clipnorm:
             yield Problem("clipnorm", one.clipnorm, rule, "Choose global_clipnorm, or clipvalue")
-
-
-def _inside(optimizer: Any) -> list[Any]:
-    """An optimizer and those that it hands gradients on to."""
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    return [optimizer, *(deeper for one in inner if one is not None for deeper in _inside(one))]
