@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from colonnade.run.archive import Archive
-from colonnade.run.manifest import Manifest
+from colonnade.run.checkpoint.directory import Archive
+from colonnade.run.checkpoint.manifest import Manifest
 
 KINDS = ("flip", "truncate", "zero", "grow", "remove", "swap", "link")
 

@@ -34,7 +34,7 @@ import tensorflow as tf
 import trainings
 
 import colonnade as cn
-from colonnade.run import archive, bundles, keeper
+from colonnade.run.checkpoint import directory, saver, tensor_files
 
 STEPS, EVERY = 60, 5
 X = np.random.default_rng(0).normal(size=(103, 4)).astype("float32")
@@ -144,12 +144,12 @@ def points_in_a_save(reached: Callable[[str], None]) -> None:
     open_path = Path.open
     Path.open = opened
     Path.mkdir = wrapped("mkdir", Path.mkdir)
-    keeper.write = wrapped("write", bundles.write)
-    archive._remove = wrapped("remove", archive._remove)
+    saver.write = wrapped("write", tensor_files.write)
+    directory._remove = wrapped("remove", directory._remove)
     calls = {name: staticmethod(wrapped(name, getattr(os, name))) for name in ("rename", "fsync")}
-    archive.os = type("os", (), {**vars(os), **calls})
-    archive.Archive.commit = within(archive.Archive.commit)
-    archive.Archive.prune = within(archive.Archive.prune)
+    directory.os = type("os", (), {**vars(os), **calls})
+    directory.Archive.commit = within(directory.Archive.commit)
+    directory.Archive.prune = within(directory.Archive.prune)
 
 
 class Timed:

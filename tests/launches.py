@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from colonnade.errors import CheckpointInUse
-from colonnade.run.owner import owned
+from colonnade.run.checkpoint.lock import owned
 
 REFUSED = 3
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from colonnade.reason.design import Design
-from colonnade.reason.findings import Findings
-from colonnade.reason.outcome import Outcome
+from colonnade.experiment.design import Design
+from colonnade.experiment.findings import Findings
+from colonnade.experiment.outcome import Outcome
 
 DESIGN = Design(devices=(1, 2, 6), seeds=3, rates=(0.25, 0.5, 1.0, 2.0), steps=64, every=16)
 JITTER = np.array([-0.001, 0.0, 0.001])  # by seed

@@ -169,12 +169,12 @@ def test_noise_in_the_loss_is_not_refused():
 
 def test_looking_leaves_the_training_as_it_is(monkeypatch):
     """States, metrics and the numbers that are drawn are those without a look."""
-    from colonnade.run import fit
+    from colonnade.run.train import keras_fit
 
     both = []
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(fit._Step, "_examine", lambda *_: None)
+            monkeypatch.setattr(keras_fit._Step, "_examine", lambda *_: None)
         made = model(keras.layers.Dropout(0.5, seed=1), keras.layers.BatchNormalization(), Adds(ops.mean))
         history = cn.fit(made, X, Y, devices=2, batch_size=8, shuffle=False, verbose=0).history
         both.append([*history.values(), *(v.numpy() for v in made.variables)])

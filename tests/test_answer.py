@@ -5,7 +5,7 @@ import re
 import pytest
 from outcomes import made_up
 
-from colonnade.reason.answer import answer, others
+from colonnade.experiment.answer import answer, others
 
 RACED = ("asynchronous", "staleness 16", "staleness 4", "staleness 1")
 

@@ -11,9 +11,9 @@ import pytest
 from corruption import KINDS, corrupt, manifest, save
 
 import colonnade as cn
-from colonnade.run import archive as module
-from colonnade.run.archive import Archive
-from colonnade.run.manifest import MANIFEST, SEAL, Flaw, Manifest, examine, seal
+from colonnade.run.checkpoint import directory as module
+from colonnade.run.checkpoint.directory import Archive
+from colonnade.run.checkpoint.manifest import MANIFEST, SEAL, Flaw, Manifest, examine, seal
 from colonnade.show.checkpoints import facts
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from families import kept, long
 
 import colonnade as cn
-from colonnade.run import exchange, segments
-from colonnade.run.split import Arguments
+from colonnade.run.batch.split import Arguments
+from colonnade.run.trace import replica_context, sync_cut
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
 
@@ -173,13 +173,13 @@ def test_without_its_backward_part_it_is_something_else(monkeypatch, one_device)
     def forward_only(self, value):
         @tf.custom_gradient
         def marked(tensor):
-            mark = tf.identity(tensor, name=exchange.MARK)
+            mark = tf.identity(tensor, name=replica_context.MARK)
             self._marks.append(mark)
             return mark, lambda gradient: gradient
 
         return marked(value)
 
-    monkeypatch.setattr(exchange.Exchange, "_marked", forward_only)
+    monkeypatch.setattr(replica_context.Exchange, "_marked", forward_only)
     found = trained(stacked, 2)
     # The first loss is a forward pass, and right; then the parameters go astray.
     np.testing.assert_allclose(found[0][0], one_device(stacked, 12)[0][0], **CLOSE)
@@ -421,7 +421,7 @@ def test_a_trace_without_synchronisation_is_not_cut(monkeypatch):
     def never(*_):
         raise AssertionError("cut")
 
-    monkeypatch.setattr(segments, "_Cut", never)
+    monkeypatch.setattr(sync_cut, "_Cut", never)
     trained(stacked, 2, synchronized=False)
     trained(stacked, 1, synchronized=True)
 

@@ -18,7 +18,7 @@ from colonnade.hardware import cards, devices, fake
 from colonnade.hardware.cards import Card, Instance, Machine, Process, detect
 from colonnade.hardware.fake import FakeNvml
 from colonnade.hardware.recorded import MACHINES, recorded
-from colonnade.reason.schedule import reduction
+from colonnade.reason.reduction import reduction
 
 FUNCTIONS = [name for name in vars(FakeNvml) if name.startswith("nvml")]
 

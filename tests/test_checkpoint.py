@@ -16,8 +16,8 @@ from families import long
 from fresh import ROOT, fresh, run
 
 import colonnade as cn
-from colonnade.run import keeper
-from colonnade.run.archive import Archive
+from colonnade.run.checkpoint import saver
+from colonnade.run.checkpoint.directory import Archive
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(103, 4)).astype("float32")
@@ -454,7 +454,7 @@ def test_what_ended_a_fit_is_remembered(tmp_path):
 @pytest.mark.long
 def test_local_training_does_not_wait_long_for_a_join(tmp_path, monkeypatch):
     """A scheduler waits for 30 seconds, and the next join may be far away."""
-    monkeypatch.setattr(keeper, "PATIENCE", 0.2)
+    monkeypatch.setattr(saver, "PATIENCE", 0.2)
 
     def fit(steps, folder=None, told=None):
         _, trainer = linear(sync=cn.LocalSGD(1000))

@@ -104,7 +104,7 @@ def test_doctor_of_a_recorded_machine():
 
 @pytest.mark.long
 def test_selftest(tmp_path):
-    from colonnade.run.selftest import CHECKS
+    from colonnade.run.selftest.selftest import CHECKS
 
     done = run([COMMAND, "selftest", "--devices", "4", "--bundle", str(tmp_path / "bundle.json")])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -121,8 +121,8 @@ def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, 
     from typer.testing import CliRunner
 
     from colonnade.cli import app
-    from colonnade.run import selftest
-    from colonnade.run.check import Result
+    from colonnade.run.selftest import selftest
+    from colonnade.run.selftest.check import Result
 
     result = Result("a", "b", "c", state, "d", 0.1, {})
     monkeypatch.setattr(selftest, "examine", lambda devices: iter([result]))
@@ -134,8 +134,8 @@ def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, 
 
 QUICK = """
 import sys
-from colonnade.run import selftest
-from colonnade.run.check import Result
+from colonnade.run.selftest import selftest
+from colonnade.run.selftest.check import Result
 selftest.start = lambda count: ("/device:CPU:0",)
 selftest.examine = lambda devices: iter([Result("a", "b", "c", "passed", "d", 0.1, {})])
 from colonnade.cli import main
@@ -190,7 +190,7 @@ SCREENS = re.findall(r"```\n\$ (colonnade [^\n]*--machine .*?)\n```", PAGE + REA
 
 
 def test_the_documentation_lists_every_check():
-    from colonnade.run.selftest import CHECKS
+    from colonnade.run.selftest.selftest import CHECKS
 
     (listed,) = re.findall(r"## `colonnade selftest`(.*?)\n## ", PAGE, re.DOTALL)
     assert re.findall(r"^ (?:passed|n/a) +(.*?)  +\d+\.\d s", listed, re.M) == [

@@ -1,6 +1,6 @@
 from outcomes import made_up
 
-from colonnade.reason.design import MODES, Trial
+from colonnade.experiment.design import MODES, Trial
 from colonnade.show.comparison import row, rows
 
 

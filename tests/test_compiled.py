@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.reason.staleness import race
-from colonnade.run import compiled
+from colonnade.run.trace import xla
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[31, 6]), RNG.normal(size=[31, 1])
@@ -25,19 +25,19 @@ OPTIMIZERS = {
 def compilations(monkeypatch):
     """The functions that are compiled."""
     made = []
-    original = compiled.compiled
+    original = xla.compiled
 
     def noted(fn, *specs):
         made.append(fn)
         return original(fn, *specs)
 
-    monkeypatch.setattr(compiled, "compiled", noted)
-    monkeypatch.setattr("colonnade.run.update.compiled", noted)
+    monkeypatch.setattr(xla, "compiled", noted)
+    monkeypatch.setattr("colonnade.run.step.update.compiled", noted)
     return made
 
 
 def trained(monkeypatch, large, optimizer, sync=None, devices=3, loss=None, **options):
-    monkeypatch.setattr(compiled, "LARGE", large)
+    monkeypatch.setattr(xla, "LARGE", large)
     w, b = tf.Variable(np.ones([6, 1])), tf.Variable([0.5], dtype=tf.float64)
     loss = loss or (lambda x, y: tf.squeeze((x @ w + b - y) ** 2, axis=1))
     trainer = cn.Trainer(lambda x, y: loss(x, y), optimizer, devices=devices, sync=sync, **options)
@@ -87,10 +87,10 @@ def test_asynchronous_updates_too(monkeypatch, compilations):
 
 def test_large_float32_clipped_by_the_norm_of_all(monkeypatch, compilations):
     """The norm is a sum in another order: of a million numbers, to a millionth."""
-    monkeypatch.setattr(compiled, "LARGE", 2**18)
+    monkeypatch.setattr(xla, "LARGE", 2**18)
     found = []
     for large in (math.inf, 2**18):
-        monkeypatch.setattr(compiled, "LARGE", large)
+        monkeypatch.setattr(xla, "LARGE", large)
         w = tf.Variable(np.random.default_rng(1).normal(size=[1000, 1000]).astype("float32"))
         optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1)
         trainer = cn.Trainer(lambda x, w=w: tf.reduce_mean(tf.tanh(x @ w), axis=1), optimizer, devices=2)
@@ -102,7 +102,7 @@ def test_large_float32_clipped_by_the_norm_of_all(monkeypatch, compilations):
 
 
 def test_half_precision_is_not_compiled(monkeypatch, compilations):
-    monkeypatch.setattr(compiled, "LARGE", 0)
+    monkeypatch.setattr(xla, "LARGE", 0)
     w = tf.Variable(tf.ones([6, 1], tf.bfloat16))
     trainer = cn.Trainer(
         lambda x: tf.squeeze(tf.cast(x, w.dtype) @ w, 1), keras.optimizers.SGD(0.1), devices=2
@@ -113,7 +113,7 @@ def test_half_precision_is_not_compiled(monkeypatch, compilations):
 
 def test_replicas_with_other_gradients_are_added_up_before(monkeypatch, compilations):
     """A loss may have a sparse gradient for slices of some size: here of 3 rows, and not of 4."""
-    monkeypatch.setattr(compiled, "LARGE", 0)
+    monkeypatch.setattr(xla, "LARGE", 0)
     w, b = tf.Variable(np.ones([6, 1])), tf.Variable(np.ones([1]))
 
     def loss(x):
@@ -146,7 +146,7 @@ def test_what_is_not_plain_arithmetic_is_not_compiled(monkeypatch, compilations)
 
 
 def test_a_step_that_is_left_out_is_left_out(monkeypatch, compilations):
-    monkeypatch.setattr(compiled, "LARGE", 0)
+    monkeypatch.setattr(xla, "LARGE", 0)
     w = tf.Variable(np.ones([6, 1]))
     trainer = cn.Trainer(
         lambda x: tf.squeeze(x @ w, axis=1), keras.optimizers.Adam(0.1), devices=2, on_nan="skip"

@@ -1,4 +1,4 @@
-from colonnade.reason.design import MODES, Design, Trial
+from colonnade.experiment.design import MODES, Design, Trial
 
 
 def test_all_that_was_asked_for_is_tried():

@@ -17,8 +17,9 @@ import tensorflow as tf
 from families import kept
 
 import colonnade as cn
-from colonnade.run import descent, lockstep
-from colonnade.run.descent import Descent
+from colonnade.run.engine import traces
+from colonnade.run.engine.traces import Descent
+from colonnade.run.sync import lockstep
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
 
@@ -214,8 +215,8 @@ class PerOwner:
 
 @pytest.mark.parametrize("name", ["clipped", "schedule"])
 def test_one_update_per_owner_is_noticed(monkeypatch, name):
-    whole = descent.Update
-    monkeypatch.setattr(descent, "Update", lambda optimizer, *rest: whole(PerOwner(optimizer), *rest))
+    whole = traces.Update
+    monkeypatch.setattr(traces, "Update", lambda optimizer, *rest: whole(PerOwner(optimizer), *rest))
     assert_noticed(name, "partitioned", 3)
 
 

@@ -57,7 +57,7 @@ def test_figures_are_well_formed_and_keep_apart(ran):
 
 
 def test_page_and_summary_have_every_mode_and_say_that_it_was_quick(ran):
-    from colonnade.reason.design import MODES
+    from colonnade.experiment.design import MODES
 
     for name in ("index.html", "summary.md"):
         text = (ran[0] / name).read_text()
@@ -71,7 +71,7 @@ def test_page_and_summary_have_every_mode_and_say_that_it_was_quick(ran):
 def test_a_second_run_trains_nothing_and_writes_the_same(ran, monkeypatch):
     from rich.console import Console
 
-    from colonnade.reason import notebook
+    from colonnade.experiment import notebook
     from colonnade.show import clock
     from colonnade.show.experiment import sync
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from outcomes import made_up
 
-from colonnade.reason.design import Trial
-from colonnade.reason.findings import Difference
+from colonnade.experiment.design import Trial
+from colonnade.experiment.findings import Difference
 
 ASKED = Trial("asynchronous", 6, "even")
 

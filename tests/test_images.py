@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import colonnade as cn
-from colonnade.reason.images import digits, load, mnist
+from colonnade.experiment.images import digits, load, mnist
 
 
 @pytest.mark.parametrize(("load", "inputs", "total"), [(digits, 64, 1797), (mnist, 196, 5000)])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.load import load
+from colonnade.run.parallel.load import load
 
 MODULE = """
 import numpy as np, tensorflow as tf

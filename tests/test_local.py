@@ -15,9 +15,9 @@ import tensorflow as tf
 from families import kept, long
 
 import colonnade as cn
-from colonnade.run import footprint
-from colonnade.run.archive import Archive
-from colonnade.run.rehearsal import Bytes, Seen
+from colonnade.run.checkpoint.directory import Archive
+from colonnade.run.memory import estimate as estimates
+from colonnade.run.memory.dry_run import Bytes, Seen
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4))
@@ -448,8 +448,8 @@ def test_layers_that_are_split_by_width_are_refused(sync):
 @pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
 def test_a_limit_of_memory_is_kept(sync, monkeypatch):
     w, trainer = linear(sync)
-    monkeypatch.setattr(footprint, "rehearse", lambda _: [Seen((Bytes(0, 3000, 32),))])
-    monkeypatch.setattr(footprint, "estimated_limit", lambda _: 2000)
+    monkeypatch.setattr(estimates, "rehearse", lambda _: [Seen((Bytes(0, 3000, 32),))])
+    monkeypatch.setattr(estimates, "estimated_limit", lambda _: 2000)
     with pytest.raises(cn.InvalidArgument, match=r"memory.*is below the"):
         trainer.train_on_batch(X, Y)
     assert np.array_equal(w, START)

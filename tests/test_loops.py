@@ -7,7 +7,7 @@ import tensorflow as tf
 from families import long
 
 import colonnade as cn
-from colonnade.run.graph import captures
+from colonnade.run.trace.captures import captures
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(11, 7, 3)).astype("float32")

@@ -8,8 +8,9 @@ import tensorflow as tf
 from fresh import fresh, run
 
 import colonnade as cn
-from colonnade.run import footprint, lockstep
-from colonnade.run.rehearsal import Bytes, Seen
+from colonnade.run.memory import estimate as estimates
+from colonnade.run.memory.dry_run import Bytes, Seen
+from colonnade.run.sync import lockstep
 
 MODELS = """
 import keras, numpy as np
@@ -89,7 +90,7 @@ def test_variables_count_where_they_live(variables, held, monkeypatch):
     net = keras.Sequential([keras.Input([64]), *dense])
     size = 4 * net.count_params()
     seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
-    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
+    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
     estimate = cn.memory(net, tf.ones([8, 64]), devices=2, variables=variables)
     assert [d.parameters / size for d in estimate.devices] == pytest.approx(held)
     assert [d.slots / size for d in estimate.devices] == pytest.approx([2 * part for part in held])
@@ -103,7 +104,7 @@ def test_other_modes_have_variables_on_every_device(monkeypatch):
     net = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, use_bias=False)])
     size = 4 * net.count_params()
     seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
-    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
+    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
 
     def held(sync):
         optimizer = keras.optimizers.Adam()
@@ -181,7 +182,7 @@ def test_parts_of_width_layers_count_where_they_live(monkeypatch):
     size, part = 4 * 32 * 32, 4 * 32 * 32  # of the first layer, and of each part of the second
     made_on = {"": 4, "/device:CPU:2": 1, "/device:CPU:3": 3}
     seen = Seen((Bytes(0, 11 * size, 3 * size),), 3 * size, 6 * size, made_on=made_on)
-    monkeypatch.setattr(footprint, "rehearse", lambda plays: [seen])
+    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
     batch = tf.ones([8, 32])
 
     def loss(call):
@@ -281,7 +282,7 @@ def test_a_batch_no_larger_than_one_that_fits_is_not_rehearsed_again(monkeypatch
     seen = []
     monkeypatch.setattr(lockstep, "limited", lambda devices: True)
     monkeypatch.setattr(lockstep, "misfits", lambda memory: seen.append(memory) or ())
-    monkeypatch.setattr(footprint, "rehearse", lambda plays: [Seen((Bytes(0, 0, 0),))])
+    monkeypatch.setattr(estimates, "rehearse", lambda plays: [Seen((Bytes(0, 0, 0),))])
     dense = keras.layers.Dense(1)
     trainer = cn.Trainer(lambda x: dense(x)[:, 0] ** 2, keras.optimizers.SGD(0.1), devices=1)
     for rows in (4, 3, 4, 5, 2):
@@ -296,7 +297,7 @@ def test_the_users_own_variables_count_on_a_device_of_the_pipeline(monkeypatch):
         net = keras.Sequential([keras.Input([8]), *layers])
     size = 4 * net.count_params()
     monkeypatch.setattr(
-        footprint, "rehearse", lambda plays: [Seen(tuple(Bytes(0, 0, 0) for _ in plays[0].acts))]
+        estimates, "rehearse", lambda plays: [Seen(tuple(Bytes(0, 0, 0) for _ in plays[0].acts))]
     )
     pipeline = cn.Pipeline(net, [1, 2], micro_batches=2)
     estimate = cn.memory(lambda x: tf.reduce_mean(pipeline(x), axis=1), tf.ones([8, 8]), devices=pipeline)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from families import kept, long
 
 import colonnade as cn
-from colonnade.reason.mode import Asynchronous, DiLoCo, Elastic, Local, Synchronous, Task
-from colonnade.reason.perceptron import Perceptron
+from colonnade.experiment.numpy_modes import Asynchronous, DiLoCo, Elastic, Local, Synchronous, Task
+from colonnade.experiment.perceptron import Perceptron
 from colonnade.reason.staleness import race
 
 RATE = 0.25  # exact in float32, in which Keras keeps it

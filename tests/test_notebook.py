@@ -4,8 +4,8 @@ from itertools import islice
 import pytest
 
 import colonnade as cn
-from colonnade.reason.design import Design
-from colonnade.reason.notebook import FILE, Notebook
+from colonnade.experiment.design import Design
+from colonnade.experiment.notebook import FILE, Notebook
 
 DESIGN = Design(
     modes=("synchronous", "asynchronous"), devices=(1, 2), seeds=2, rates=(0.5,), steps=32, every=16

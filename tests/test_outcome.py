@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from colonnade.reason.design import Design, Trial
-from colonnade.reason.images import load
-from colonnade.reason.outcome import Outcome, run
-from colonnade.reason.perceptron import Perceptron
+from colonnade.experiment.design import Design, Trial
+from colonnade.experiment.images import load
+from colonnade.experiment.outcome import Outcome, run
+from colonnade.experiment.perceptron import Perceptron
 
 DESIGN = Design(devices=(1, 2), seeds=2, rates=(0.125, 0.5), steps=64, every=32)
 

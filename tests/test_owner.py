@@ -10,8 +10,8 @@ from filelock import FileLock
 from fresh import ROOT, run
 
 import colonnade as cn
-from colonnade.run.archive import Archive
-from colonnade.run.owner import LOCK, OWNER, owned
+from colonnade.run.checkpoint.directory import Archive
+from colonnade.run.checkpoint.lock import LOCK, OWNER, owned
 
 
 def test_a_second_owner_is_told_of_the_first(tmp_path):

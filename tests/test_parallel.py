@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import colonnade as cn
 from colonnade.hardware import devices as hardware
-from colonnade.run.split import flatten, pack
+from colonnade.run.batch.split import flatten, pack
 
 RNG = np.random.default_rng(0)
 

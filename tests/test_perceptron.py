@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from colonnade.reason.perceptron import Perceptron
+from colonnade.experiment.perceptron import Perceptron
 
 NET = Perceptron(inputs=6, hidden=5, classes=3)
 RNG = np.random.default_rng(0)

@@ -11,8 +11,9 @@ from families import long
 
 import colonnade as cn
 from colonnade.hardware.placement import short
-from colonnade.run import balance, cutting
-from colonnade.run.split import Arguments
+from colonnade.run.batch.split import Arguments
+from colonnade.run.pipeline import layer_costs
+from colonnade.run.trace import subgraph
 
 # Sums over micro-batches are taken in another order than over the batch: some units in the last place of
 # float32, relative to the largest value.
@@ -398,8 +399,8 @@ def test_on_cards_a_float_is_the_witness_of_the_end():
     """A number of type int32 lies in the memory of the host, and would be there before the card is done."""
     with tf.Graph().as_default() as graph:
         found = [tf.constant([1]), tf.constant([2.0]) * 3.0]
-        cutting._ended(found, on_card=True)
-        cutting._started((tf.constant(1.0),), on_card=True)
+        subgraph._ended(found, on_card=True)
+        subgraph._started((tf.constant(1.0),), on_card=True)
     (cut,) = [op for op in graph.get_operations() if op.type == "StridedSlice"]
     assert cut.inputs[0].dtype == tf.float32
     stamps = [op for op in graph.get_operations() if op.type == "Timestamp"]
@@ -508,12 +509,12 @@ def test_backward_is_measured_too_inside_a_trace(monkeypatch):
     pipeline = cn.Pipeline(model, 2, micro_batches=2)
     seen = []
 
-    class Work(balance._Work):
+    class Work(layer_costs._Work):
         def __init__(self, *args):
             super().__init__(*args)
             seen.append([variable.shape for variable in self.parameters])
 
-    monkeypatch.setattr(balance, "_Work", Work)
+    monkeypatch.setattr(layer_costs, "_Work", Work)
     cn.Trainer(classify(pipeline), keras.optimizers.SGD(0.1), devices=pipeline).train_on_batch(X, Y)
     assert seen == [[v.shape for v in layer.trainable_variables] for layer in model.layers]
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 from families import long
 
 import colonnade as cn
-from colonnade.run.batches import Batches
-from colonnade.run.position import at_work, comes_again, frozen, thaw
-from colonnade.run.shuffles import Shuffles
+from colonnade.run.data.batches import Batches
+from colonnade.run.data.iterator_state import at_work, comes_again, frozen, thaw
+from colonnade.run.data.shuffles import Shuffles
 
 IDS = np.arange(103)
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.reason.pipeline import SCHEDULES, Task, alive, drawn, forward
+from colonnade.reason.schedule import SCHEDULES, Task, alive, drawn, forward
 
 counts = st.tuples(st.integers(1, 6), st.integers(1, 9))
 

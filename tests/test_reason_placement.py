@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.reason.pipeline import SCHEDULES
-from colonnade.reason.placement import MIB, Layer, Room, least_limit, misfits, place, rooms_of
+from colonnade.reason.layer_split import MIB, Layer, Room, least_limit, misfits, place, rooms_of
+from colonnade.reason.schedule import SCHEDULES
 
 
 def every_cut(num_layers, num_stages):

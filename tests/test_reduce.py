@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.reduce import reduce, spread, star, traffic
+from colonnade.run.move.reduce import reduce, spread, star, traffic
 
 DEVICES = [f"/device:CPU:{i}" for i in range(4)]
 #           star                          tree: neighbours first           chain

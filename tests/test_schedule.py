@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from colonnade.describe.topology import Device, Topology
 from colonnade.errors import InvalidArgument
-from colonnade.reason.schedule import reduction
+from colonnade.reason.reduction import reduction
 
 KINDS = ("NV1", "NV2", "PIX", "PXB", "PHB", "NODE", "SYS", "NET")
 

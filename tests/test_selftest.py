@@ -21,11 +21,16 @@ from colonnade.describe.topology import Topology
 from colonnade.hardware import collective, limit, watchdog
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card, Machine, Process
-from colonnade.run import bundle, equivalence, lockstep, movement, objective, parallel, residence, selftest
-from colonnade.run.check import Check, Result, Verdict
-from colonnade.run.reduce import reduce, spread
-from colonnade.run.split import Arguments, sizes
-from colonnade.run.trace import Traced
+from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.move.reduce import reduce, spread
+from colonnade.run.parallel import parallel
+from colonnade.run.selftest import equivalence, movement, selftest
+from colonnade.run.selftest import report as reports
+from colonnade.run.selftest.check import Check, Result, Verdict
+from colonnade.run.step import objective
+from colonnade.run.sync import lockstep
+from colonnade.run.trace.traced import Traced
+from colonnade.run.variables import homes
 from colonnade.show.selftest import report
 
 DEVICES = tuple(f"/device:CPU:{i}" for i in range(3))
@@ -164,7 +169,7 @@ def test_placement_fails_if_all_runs_on_one_device(monkeypatch):
 
 
 TRAININGS = [
-    *(f"variables: {mode}" for mode in residence.MODES),
+    *(f"variables: {mode}" for mode in homes.MODES),
     "mixed precision",
     "int32 and string inputs",
 ]
@@ -209,7 +214,7 @@ def test_mirrored_fails_if_a_copy_gets_another_gradient(monkeypatch):
 
 
 def test_partitioned_fails_if_the_result_stays_with_the_owners(monkeypatch):
-    monkeypatch.setattr(residence.Residence, "leave", lambda self: None)
+    monkeypatch.setattr(homes.Residence, "leave", lambda self: None)
     fails("variables: partitioned")
 
 
@@ -271,7 +276,7 @@ def test_bandwidth_is_measured_between_cards_and_put_beside_the_link(monkeypatch
     assert figures["CPU:2 to CPU:0"]["link"] == "SYS, no peer access"
     # The parts of one card have an unlimited link, and JSON has no word for that.
     monkeypatch.setattr(hardware, "topology", lambda: Topology.uniform(3))
-    assert json.dumps(bundle.bundle(DEVICES, [outcome("copies")]), allow_nan=False)
+    assert json.dumps(reports.bundle(DEVICES, [outcome("copies")]), allow_nan=False)
 
 
 # Placed adds against a collective: the code that cards run, with TensorFlow's own ring in NCCL's place.
@@ -493,7 +498,7 @@ def private(text):
 
 
 def test_the_bundle_tells_nothing_private(results):
-    plain = bundle.bundle(DEVICES, tuple(results.values()))
+    plain = reports.bundle(DEVICES, tuple(results.values()))
     assert private(json.dumps(plain, indent=1)) == []
     assert plain["versions"]["tensorflow"] == tf.__version__
     assert [result["check"] for result in plain["results"]] == list(CHECKS)
@@ -510,11 +515,11 @@ def test_the_bundle_of_a_failure_tells_nothing_private(monkeypatch):
     (result,) = selftest.examine(DEVICES, [Check("a", "b", "c", broken)])
     assert result.words == secret
     monkeypatch.setattr(tf, "__version__", "2.21.0+ada.host17")
-    plain = bundle.bundle(DEVICES, [replace(result, figures={**result.figures, "GB/s": float("inf")})])
+    plain = reports.bundle(DEVICES, [replace(result, figures={**result.figures, "GB/s": float("inf")})])
     (told,) = plain["results"]
     assert {name: told[name] for name in ("found", "state")} == {"found": "OSError", "state": "failed"}
     assert told["figures"] == {"where": result.figures["where"], "GB/s": "inf"}
-    assert set(told) == set(bundle.TOLD)
+    assert set(told) == set(reports.TOLD)
     assert plain["versions"]["tensorflow"] == "2.21.0"
     assert re.findall("Ada|host-?17|password", json.dumps(plain, allow_nan=False), re.I) == []
 
@@ -526,10 +531,10 @@ def test_the_bundle_holds_the_cards_without_their_uuids(monkeypatch):
     nvml = recorded("dgx1")
     machine = detect(nvml, nvml.owner)
     names = tuple(f"card {i}" for i in range(8))
-    monkeypatch.setattr(bundle, "detect", lambda: machine)
+    monkeypatch.setattr(reports, "detect", lambda: machine)
     monkeypatch.setattr(hardware, "topology", lambda: machine.topology)
     monkeypatch.setattr(hardware, "names", lambda: names)
-    plain = bundle.bundle(names[:4], [])
+    plain = reports.bundle(names[:4], [])
     text = json.dumps(plain)
     assert private(text) == []
     assert "ada" not in re.findall(r"\w+", text)

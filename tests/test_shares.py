@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import colonnade as cn
-from colonnade.run import lockstep
-from colonnade.run.shares import FIRST_WINDOW, Measured, alike, proportional
+from colonnade.run.batch.shares import FIRST_WINDOW, Measured, alike, proportional
+from colonnade.run.sync import lockstep
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(31, 4))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import colonnade as cn
-from colonnade.run.split import Arguments, flatten, pack, sizes
+from colonnade.run.batch.split import Arguments, flatten, pack, sizes
 
 
 @dataclass

@@ -18,10 +18,10 @@ from families import kept, long
 
 import colonnade as cn
 from colonnade.reason.staleness import Event, race
-from colonnade.run import source
-from colonnade.run.batches import without_tuning
-from colonnade.run.numbers import Numbers
-from colonnade.run.race import Run
+from colonnade.run.asynchronous import fetch
+from colonnade.run.asynchronous.int_tensors import Numbers
+from colonnade.run.asynchronous.stream import Run
+from colonnade.run.data.batches import without_tuning
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -93,7 +93,7 @@ def test_in_a_fixed_order_it_is_the_numpy_reference(seconds, bound, damping):
 def test_a_fixed_order_that_a_callback_ends_does_not_depend_on_the_clock(monkeypatch):
     ended = []
     for short in (0.0, math.inf):
-        monkeypatch.setattr("colonnade.run.race.SHORT", short)
+        monkeypatch.setattr("colonnade.run.asynchronous.stream.SHORT", short)
         w, trainer = linear(cn.Asynchronous(order=race([1.0, 1.5, 2.0])))
         stop = [lambda record: record.step >= 8]
         trainer.fit(batches(40), callbacks=stop, log_every=4, progress=False)
@@ -442,7 +442,7 @@ def test_no_thread_tunes_the_data(monkeypatch):
         seen.append(without_tuning(dataset).options().autotune.enabled)
         return dataset
 
-    monkeypatch.setattr(source, "without_tuning", spy)
+    monkeypatch.setattr(fetch, "without_tuning", spy)
     _, trainer = linear(cn.Asynchronous())
     trainer.fit(batches(2), progress=False)
     assert seen == [False]

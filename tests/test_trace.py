@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from colonnade.run.trace import trace
+from colonnade.run.trace.traced import trace
 
 
 def test_variables_read_and_written():

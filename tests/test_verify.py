@@ -97,7 +97,7 @@ def test_integers_and_strings_must_be_equal():
 
 
 def test_a_wrong_parallel_run_is_not_blamed_on_the_function(monkeypatch):
-    from colonnade.run import parallel
+    from colonnade.run.parallel import parallel
 
     def mean_of_means(path, replicas, counts, *rest):
         return tf.add_n(list(replicas)) / len(replicas)
@@ -128,7 +128,7 @@ def test_gradients_of_what_passes_whole_and_of_namesakes():
 
 
 def test_a_gradient_that_only_n_devices_have_is_a_difference(monkeypatch):
-    from colonnade.run import verify
+    from colonnade.run.parallel import verify
 
     real = verify._Experiment.evaluate
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from families import long
 
 import colonnade as cn
-from colonnade.run.placed import on
-from colonnade.run.split import Arguments
+from colonnade.run.batch.split import Arguments
+from colonnade.run.move.on_device import on
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 WIDTH = 1003

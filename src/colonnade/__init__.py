@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
-    from colonnade.run.asynchronous import Asynchronous
-    from colonnade.run.checkpoint import Checkpoint
-    from colonnade.run.evidence import Report
-    from colonnade.run.fit import fit
-    from colonnade.run.history import History, Record
-    from colonnade.run.lockstep import Synchronous
-    from colonnade.run.memory import memory
-    from colonnade.run.objective import Weighted
-    from colonnade.run.parallel import make_parallel, parallel
-    from colonnade.run.partitioned import Partitioned
-    from colonnade.run.periodic import DiLoCo, Elastic, LocalSGD
-    from colonnade.run.pipeline import Pipeline
-    from colonnade.run.split import broadcast
-    from colonnade.run.trainer import Trainer
-    from colonnade.run.verify import verify
+    from colonnade.run.asynchronous.asynchronous import Asynchronous
+    from colonnade.run.batch.split import broadcast
+    from colonnade.run.checkpoint.checkpoint import Checkpoint
+    from colonnade.run.engine.history import History, Record
+    from colonnade.run.parallel.parallel import make_parallel, parallel
+    from colonnade.run.parallel.verify import verify
+    from colonnade.run.parallel.verify_report import Report
+    from colonnade.run.pipeline.pipeline import Pipeline
+    from colonnade.run.step.objective import Weighted
+    from colonnade.run.sync.lockstep import Synchronous
+    from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
+    from colonnade.run.train.keras_fit import fit
+    from colonnade.run.train.memory import memory
+    from colonnade.run.train.trainer import Trainer
+    from colonnade.run.variables.partitioned import Partitioned
     from colonnade.show.timeline import draw
 
 __version__ = "0.1.0"
@@ -89,31 +89,31 @@ __all__ = [
 ]
 
 _HOME = {
-    "Asynchronous": "run.asynchronous",
-    "Checkpoint": "run.checkpoint",
-    "DiLoCo": "run.periodic",
-    "Elastic": "run.periodic",
-    "History": "run.history",
-    "LocalSGD": "run.periodic",
-    "Partitioned": "run.partitioned",
-    "Pipeline": "run.pipeline",
+    "Asynchronous": "run.asynchronous.asynchronous",
+    "Checkpoint": "run.checkpoint.checkpoint",
+    "DiLoCo": "run.sync.periodic",
+    "Elastic": "run.sync.periodic",
+    "History": "run.engine.history",
+    "LocalSGD": "run.sync.periodic",
+    "Partitioned": "run.variables.partitioned",
+    "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",
-    "Record": "run.history",
-    "Report": "run.evidence",
-    "Synchronous": "run.lockstep",
+    "Record": "run.engine.history",
+    "Report": "run.parallel.verify_report",
+    "Synchronous": "run.sync.lockstep",
     "Timeline": "describe.timeline",
     "Topology": "describe.topology",
-    "Trainer": "run.trainer",
-    "Weighted": "run.objective",
-    "broadcast": "run.split",
+    "Trainer": "run.train.trainer",
+    "Weighted": "run.step.objective",
+    "broadcast": "run.batch.split",
     "draw": "show.timeline",
-    "fit": "run.fit",
-    "make_parallel": "run.parallel",
-    "memory": "run.memory",
-    "parallel": "run.parallel",
+    "fit": "run.train.keras_fit",
+    "make_parallel": "run.parallel.parallel",
+    "memory": "run.train.memory",
+    "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
     "setup": "hardware.devices",
-    "verify": "run.verify",
+    "verify": "run.parallel.verify",
     "width": "run.width",
 }
 # These names are modules, with public names of their own.

@@ -110,8 +110,8 @@ def selftest(
 ) -> None:
     """Check that all devices compute what one does; exit code 1 if something does not."""
     to_output = bundle is not None and _check_writable(bundle)
-    from colonnade.run.bundle import bundle as bundled
-    from colonnade.run.selftest import CHECKS, examine, start
+    from colonnade.run.selftest.report import bundle as bundled
+    from colonnade.run.selftest.selftest import CHECKS, examine, start
     from colonnade.show.selftest import followed, report
 
     names = start(devices)
@@ -246,7 +246,7 @@ def verify(
     """Compare a function on several devices with one; exit code 0 when equal, 1 when not."""
     # What the module prints is no part of the JSON.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        from colonnade.run.load import verify_by_name
+        from colonnade.run.parallel.load import verify_by_name
 
         report = verify_by_name(function, devices=devices, join=join, example=example)
     print(report.to_json() if as_json else report)

@@ -1,112 +1,162 @@
-"""Who sends what to whom, and when: plain generators that are executed and simulated alike."""
+"""In which order the stages of a pipeline work on micro-batches: generators, executed and simulated alike.
 
-from collections.abc import Iterator
+A schedule yields slots. The tasks of a slot run at once, one per stage at most, and each finds what it
+needs among the tasks of earlier slots. In the tables a slot is as long as a task.
+"""
 
-from colonnade.describe.topology import Topology
-from colonnade.errors import InvalidArgument, Problem
-
-Round = tuple[tuple[int, int], ...]  # pairs (source, target); all pairs of a round run at once
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 
-# Each device holds a sum; a pair adds the source's to the target's. With peers {0, 1} and {2, 3}:
+class Task(NamedTuple):
+    """One stage at work on one micro-batch, forward or backward."""
+
+    stage: int
+    micro_batch: int
+    backward: bool = False
+
+    def __str__(self) -> str:
+        return f"{'B' if self.backward else 'F'}{self.micro_batch}"
+
+
+Slot = tuple[Task, ...]
+Schedule = Callable[[int, int], Iterator[Slot]]
+
+
+# One micro-batch at a time, there and back. 2 stages, 3 micro-batches; 2 x stages x micro-batches slots:
 #
-#   round | 0        1    2        3
-#   ------+--------------------------
-#     1   | 0+1    <-     2+3    <-       two links inside the pairs, at once
-#     2   | 0+1+2+3    <-                 one message between the pairs
-#
-# The pairs form a tree. It is grown as Kruskal grows one, from the best kind of link to the worst, so
-# each kind of link carries as few messages as any reduction can: one less than it joins islands.
-# Islands join two by two, which halves their number in a round.
-def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
-    """Rounds of (source, target) pairs that add what all devices hold on the device `root`.
-
-    In a round a device sends or receives once at most, and everything it has received before goes
-    along. Reversed, with every pair turned round, the rounds broadcast from `root`.
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0       B0 F1       B1 F2       B2
+#   stage 1 |    F0 B0       F1 B1       F2 B2
+def sequential(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """No two stages work at once: what a model too large for a device costs without micro-batches.
 
     Example:
-        >>> list(reduction(Topology.groups([[0, 1], [2, 3]])))
-        [((1, 0), (3, 2)), ((2, 0),)]
+        >>> [[str(task) for task in slot] for slot in sequential(2, 1)]
+        [['F0'], ['F0'], ['B0'], ['B0']]
     """
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < len(topology):
-        rule, fix = f"no such device among {len(topology)}", f"Indices go from 0 to {len(topology) - 1}"
-        raise InvalidArgument("reduction()", [Problem("root", root, rule, fix)])
-    return _rounds(topology, _towards(root, _tree(topology, root)))
+    turns = [(m, backward) for m in range(num_micro_batches) for backward in (False, True)]
+    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
 
 
-def _tree(topology: Topology, root: int) -> list[tuple[int, int]]:
-    """Links that join all devices, with as few as possible of each kind, starting from the worst."""
-    islands = [[i] for i in range(len(topology))]  # the first of an island is where its sum ends up
-    edges = []
-    for tier in sorted({_tier(topology, i, j) for i in range(len(topology)) for j in range(i)}):
-        while joined := list(_matching(topology, islands, tier)):
-            for a, b, i, j in joined:
-                edges.append((i, j))
-                a.extend(b)
-                a.sort(key=lambda device: (device != root, device))
-                b.clear()
-            islands = [island for island in islands if island]
-    return edges
+# Everything forward, then everything back. 3 stages, 4 micro-batches; 2 x (m + s - 1) slots:
+#
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0 F1 F2 F3             B3 B2 B1 B0
+#   stage 1 |    F0 F1 F2 F3       B3 B2 B1 B0
+#   stage 2 |       F0 F1 F2 F3 B3 B2 B1 B0
+def gpipe(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """A stage keeps the activations of all micro-batches until they come back.
 
-
-def _matching(
-    topology: Topology, islands: list[list[int]], tier: tuple[bool, int]
-) -> Iterator[tuple[list[int], list[int], int, int]]:
-    """Pairs of islands to join over links up to `tier`, each island once, with the link for each.
-
-    A link between the firsts of two islands costs no detour, so it comes before a stronger one
-    that does; a detour comes before a worse tier.
+    Example:
+        >>> alive(gpipe(3, 8))
+        (8, 8, 8)
     """
-    links = [
-        ((i, j) != (a[0], b[0]), _negative(_strength(topology, i, j)), i, j, a, b)
-        for at, a in enumerate(islands)
-        for b in islands[at + 1 :]
-        for i in a
-        for j in b
-        if _tier(topology, i, j) <= tier
-    ]
-    taken: set[int] = set()
-    for _, _, i, j, a, b in sorted(links, key=lambda link: link[:4]):
-        if not taken & {*a, *b}:
-            taken |= {*a, *b}
-            yield a, b, i, j
+    there = range(num_micro_batches)
+    turns = [*((m, False) for m in there), *((m, True) for m in reversed(there))]
+    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
 
 
-def _towards(root: int, edges: list[tuple[int, int]]) -> dict[int, int]:
-    """The edges of a tree as source -> target, all of them leading to `root`."""
-    target: dict[int, int] = {}
-    reached = [root]
-    for here in reached:
-        for i, j in edges:
-            there = j if i == here else i if j == here else here
-            if there not in (here, root) and there not in target:
-                target[there] = here
-                reached.append(there)
-    return target
+# As many forward as there are stages ahead, then one forward and one backward in turn, then the rest
+# back. 3 stages, 4 micro-batches; as many slots as gpipe:
+#
+#   slot    | 0  1  2  3  4  5  6  7  8  9  10 11
+#   stage 0 | F0 F1 F2       B0 F3 B1    B2    B3
+#   stage 1 |    F0 F1    B0 F2 B1 F3 B2    B3
+#   stage 2 |       F0 B0 F1 B1 F2 B2 F3 B3
+def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """A stage keeps the activations of as many micro-batches as there are stages from it to the last.
+
+    Example:
+        >>> alive(one_forward_one_backward(3, 8))
+        (3, 2, 1)
+    """
+    orders = []
+    for k in range(num_stages):
+        ahead = min(num_stages - 1 - k, num_micro_batches)
+        turns = [(m, False) for m in range(ahead)]
+        for m in range(num_micro_batches - ahead):
+            turns += [(ahead + m, False), (m, True)]
+        turns += [(m, True) for m in range(num_micro_batches - ahead, num_micro_batches)]
+        orders.append([Task(k, *turn) for turn in turns])
+    return _slots(orders)
 
 
-def _rounds(topology: Topology, target: dict[int, int]) -> Iterator[Round]:
-    """Send as soon as everything has arrived; where several could, the best link goes first."""
-    waiting = dict(target)
-    while waiting:
-        ready = [source for source in waiting if source not in waiting.values()]
-        ready.sort(
-            key=lambda s: (_tier(topology, s, target[s]), _negative(_strength(topology, s, target[s])), s)
-        )
-        chosen = {target[source]: source for source in reversed(ready)}
-        for source in chosen.values():
-            del waiting[source]
-        yield tuple((source, target[source]) for source in ready if chosen[target[source]] == source)
+# What is left of gpipe where nothing is differentiated. 3 stages, 4 micro-batches; m + s - 1 slots:
+#
+#   slot    | 0  1  2  3  4  5
+#   stage 0 | F0 F1 F2 F3
+#   stage 1 |    F0 F1 F2 F3
+#   stage 2 |       F0 F1 F2 F3
+def forward(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
+    """All micro-batches forward, one behind the other.
+
+    Example:
+        >>> len(list(forward(3, 4)))
+        6
+    """
+    return _slots([[Task(k, m) for m in range(num_micro_batches)] for k in range(num_stages)])
 
 
-def _tier(topology: Topology, i: int, j: int) -> tuple[bool, int]:
-    """Of the two directions the worse one counts: sums come one way, and results go back the other."""
-    return max(topology.links[i][j].tier, topology.links[j][i].tier)
+SCHEDULES: Mapping[str, Schedule] = {
+    "sequential": sequential,
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+}
 
 
-def _strength(topology: Topology, i: int, j: int) -> tuple[float, ...]:
-    return min(topology.links[i][j].strength, topology.links[j][i].strength)
+def alive(slots: Iterable[Slot]) -> tuple[int, ...]:
+    """For each stage, of how many micro-batches it keeps activations at most.
+
+    Example:
+        >>> alive(one_forward_one_backward(2, 8))
+        (2, 1)
+    """
+    now: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for task in (task for slot in slots for task in slot):
+        if task.backward:
+            now[task.stage] -= 1
+        else:
+            now[task.stage] = now.get(task.stage, 0) + 1
+            most[task.stage] = max(most.get(task.stage, 0), now[task.stage])
+    return tuple(most[stage] for stage in sorted(most))
 
 
-def _negative(strength: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(-part for part in strength)
+def drawn(slots: Iterable[Slot]) -> str:
+    """The table of a schedule, a line per stage.
+
+    Example:
+        >>> print(drawn(gpipe(2, 2)))
+        slot    | 0  1  2  3  4  5
+        stage 0 | F0 F1       B1 B0
+        stage 1 |    F0 F1 B1 B0
+    """
+    columns = [{task.stage: str(task) for task in slot} for slot in slots]
+    stages = range(1 + max(stage for column in columns for stage in column))
+    rows = [("slot", [str(i) for i in range(len(columns))])]
+    rows += [(f"stage {k}", [column.get(k, "") for column in columns]) for k in stages]
+    lines = [f"{head:7} | {' '.join(f'{cell:2}' for cell in cells)}" for head, cells in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _slots(orders: Sequence[Sequence[Task]]) -> Iterator[Slot]:
+    """Every stage takes its tasks in order, each as soon as what it needs is there."""
+    done: set[Task] = set()
+    at = [0] * len(orders)
+    while any(i < len(order) for i, order in zip(at, orders, strict=True)):
+        heads = [order[i] for i, order in zip(at, orders, strict=True) if i < len(order)]
+        slot = tuple(task for task in heads if _needed(task, len(orders)) in (None, *done))
+        assert slot, "the orders of the stages wait for each other"
+        for task in slot:
+            at[task.stage] += 1
+        done.update(slot)
+        yield slot
+
+
+def _needed(task: Task, num_stages: int) -> Task | None:
+    """The task of another stage, or its own forward, whose result a task takes."""
+    if not task.backward:
+        return task._replace(stage=task.stage - 1) if task.stage else None
+    last = task.stage == num_stages - 1
+    return task._replace(backward=False) if last else task._replace(stage=task.stage + 1)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colonnade.errors import InvalidArgument, Problem
-from colonnade.run.archive import Archive, Saved
+from colonnade.run.checkpoint.directory import Archive, Saved
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -50,7 +50,7 @@ def _measured(*, quick: bool) -> Time:
     if find_spec("tensorflow") is None:
         return Time(cores, devices, {}, "TensorFlow is not installed")
     rounds, seconds = ("1", "0.1") if quick else ("5", "2")
-    command = [sys.executable, "-m", "colonnade.run.walltime", str(devices), rounds, seconds]
+    command = [sys.executable, "-m", "colonnade.experiment.walltime", str(devices), rounds, seconds]
     quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:

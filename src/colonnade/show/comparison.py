@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from colonnade.reason.answer import fraction, percent
-from colonnade.reason.design import Trial
-from colonnade.reason.findings import Difference, Findings, Measured
+from colonnade.experiment.answer import fraction, percent
+from colonnade.experiment.design import Trial
+from colonnade.experiment.findings import Difference, Findings, Measured
 
 REACHED = 0.95
 

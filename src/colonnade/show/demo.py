@@ -16,8 +16,8 @@ from rich.table import Table
 from colonnade.errors import ColonnadeError
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import placement, short
-from colonnade.run.parallel import make_parallel
-from colonnade.run.trainer import Trainer
+from colonnade.run.parallel.parallel import make_parallel
+from colonnade.run.train.trainer import Trainer
 
 EPOCHS = 10
 TURNS = 6  # of timing

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from colonnade.errors import ColonnadeError
-from colonnade.reason.answer import answer, fraction, others
-from colonnade.reason.design import PACES, Design, Trial
-from colonnade.reason.findings import WORTH, Findings
-from colonnade.reason.images import package_of
-from colonnade.reason.notebook import Notebook
+from colonnade.experiment.answer import answer, fraction, others
+from colonnade.experiment.design import PACES, Design, Trial
+from colonnade.experiment.findings import WORTH, Findings
+from colonnade.experiment.images import package_of
+from colonnade.experiment.notebook import Notebook
 from colonnade.show.clock import Time, clocked
 
 PAGE, SUMMARY, FIGURES = "index.html", "summary.md", "figures"

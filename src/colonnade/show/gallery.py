@@ -6,8 +6,8 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from colonnade.reason.design import PACES
-from colonnade.reason.findings import Findings
+from colonnade.experiment.design import PACES
+from colonnade.experiment.findings import Findings
 from colonnade.show import plots
 from colonnade.show.drawing import style, svg
 

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from colonnade.reason.answer import fraction
-from colonnade.reason.design import ASIDE, MODES, PACES, Trial
-from colonnade.reason.findings import Findings, Measured
+from colonnade.experiment.answer import fraction
+from colonnade.experiment.design import ASIDE, MODES, PACES, Trial
+from colonnade.experiment.findings import Findings, Measured
 from colonnade.show.drawing import GROUND, INK, legend
 
 WIDTH = 10.0

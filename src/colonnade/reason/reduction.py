@@ -1,0 +1,112 @@
+"""Who sends what to whom, and when: plain generators that are executed and simulated alike."""
+
+from collections.abc import Iterator
+
+from colonnade.describe.topology import Topology
+from colonnade.errors import InvalidArgument, Problem
+
+Round = tuple[tuple[int, int], ...]  # pairs (source, target); all pairs of a round run at once
+
+
+# Each device holds a sum; a pair adds the source's to the target's. With peers {0, 1} and {2, 3}:
+#
+#   round | 0        1    2        3
+#   ------+--------------------------
+#     1   | 0+1    <-     2+3    <-       two links inside the pairs, at once
+#     2   | 0+1+2+3    <-                 one message between the pairs
+#
+# The pairs form a tree. It is grown as Kruskal grows one, from the best kind of link to the worst, so
+# each kind of link carries as few messages as any reduction can: one less than it joins islands.
+# Islands join two by two, which halves their number in a round.
+def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
+    """Rounds of (source, target) pairs that add what all devices hold on the device `root`.
+
+    In a round a device sends or receives once at most, and everything it has received before goes
+    along. Reversed, with every pair turned round, the rounds broadcast from `root`.
+
+    Example:
+        >>> list(reduction(Topology.groups([[0, 1], [2, 3]])))
+        [((1, 0), (3, 2)), ((2, 0),)]
+    """
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < len(topology):
+        rule, fix = f"no such device among {len(topology)}", f"Indices go from 0 to {len(topology) - 1}"
+        raise InvalidArgument("reduction()", [Problem("root", root, rule, fix)])
+    return _rounds(topology, _towards(root, _tree(topology, root)))
+
+
+def _tree(topology: Topology, root: int) -> list[tuple[int, int]]:
+    """Links that join all devices, with as few as possible of each kind, starting from the worst."""
+    islands = [[i] for i in range(len(topology))]  # the first of an island is where its sum ends up
+    edges = []
+    for tier in sorted({_tier(topology, i, j) for i in range(len(topology)) for j in range(i)}):
+        while joined := list(_matching(topology, islands, tier)):
+            for a, b, i, j in joined:
+                edges.append((i, j))
+                a.extend(b)
+                a.sort(key=lambda device: (device != root, device))
+                b.clear()
+            islands = [island for island in islands if island]
+    return edges
+
+
+def _matching(
+    topology: Topology, islands: list[list[int]], tier: tuple[bool, int]
+) -> Iterator[tuple[list[int], list[int], int, int]]:
+    """Pairs of islands to join over links up to `tier`, each island once, with the link for each.
+
+    A link between the firsts of two islands costs no detour, so it comes before a stronger one
+    that does; a detour comes before a worse tier.
+    """
+    links = [
+        ((i, j) != (a[0], b[0]), _negative(_strength(topology, i, j)), i, j, a, b)
+        for at, a in enumerate(islands)
+        for b in islands[at + 1 :]
+        for i in a
+        for j in b
+        if _tier(topology, i, j) <= tier
+    ]
+    taken: set[int] = set()
+    for _, _, i, j, a, b in sorted(links, key=lambda link: link[:4]):
+        if not taken & {*a, *b}:
+            taken |= {*a, *b}
+            yield a, b, i, j
+
+
+def _towards(root: int, edges: list[tuple[int, int]]) -> dict[int, int]:
+    """The edges of a tree as source -> target, all of them leading to `root`."""
+    target: dict[int, int] = {}
+    reached = [root]
+    for here in reached:
+        for i, j in edges:
+            there = j if i == here else i if j == here else here
+            if there not in (here, root) and there not in target:
+                target[there] = here
+                reached.append(there)
+    return target
+
+
+def _rounds(topology: Topology, target: dict[int, int]) -> Iterator[Round]:
+    """Send as soon as everything has arrived; where several could, the best link goes first."""
+    waiting = dict(target)
+    while waiting:
+        ready = [source for source in waiting if source not in waiting.values()]
+        ready.sort(
+            key=lambda s: (_tier(topology, s, target[s]), _negative(_strength(topology, s, target[s])), s)
+        )
+        chosen = {target[source]: source for source in reversed(ready)}
+        for source in chosen.values():
+            del waiting[source]
+        yield tuple((source, target[source]) for source in ready if chosen[target[source]] == source)
+
+
+def _tier(topology: Topology, i: int, j: int) -> tuple[bool, int]:
+    """Of the two directions the worse one counts: sums come one way, and results go back the other."""
+    return max(topology.links[i][j].tier, topology.links[j][i].tier)
+
+
+def _strength(topology: Topology, i: int, j: int) -> tuple[float, ...]:
+    return min(topology.links[i][j].strength, topology.links[j][i].strength)
+
+
+def _negative(strength: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(-part for part in strength)

@@ -1,0 +1,57 @@
+"""Asynchronous training, as a way of training that a user chooses; `engine` does it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.reason.staleness import Event
+from colonnade.run.asynchronous.engine import Stale
+from colonnade.run.engine.protocols import Settings, whole
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Each slice's gradient is applied as soon as it is ready; devices do not wait for each other.
+
+    Args:
+        max_staleness: the largest number of updates between the reading of the parameters and the update
+            that comes of it. A device waits before it reads, so no gradient is computed in vain; at most
+            `max_staleness + 1` devices work at the same time.
+        damping: whether to divide a step by 1 + the age of its gradient.
+        order: a fixed order of reads and updates, for tests and simulations: an iterable of
+            `colonnade.reason.staleness.Event`, such as `race` there gives. One thread makes them one by one.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Asynchronous(max_staleness=4)
+    """
+
+    max_staleness: int | None = None
+    damping: bool = False
+    order: Iterable[Event] | None = None
+    homes: ClassVar[tuple[str, ...]] = ("shared",)
+
+    def __post_init__(self) -> None:
+        amiss = [] if self.max_staleness is None else [*whole("max_staleness", self.max_staleness, 0)]
+        if not isinstance(self.damping, bool):
+            amiss.append(Problem("damping", self.damping, "must be True or False", "Leave it out"))
+        if self.order is not None and not isinstance(self.order, Iterable):
+            rule = "must be an iterable of reads and updates"
+            amiss.append(Problem("order", self.order, rule, "Leave it out to let the devices race"))
+        check("Asynchronous()", amiss)
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> Stale:
+        if self.damping and _averages_weights(settings.optimizer):
+            rule = "does not go with an optimizer that has use_ema=True: its average follows undamped weights"
+            raise InvalidArgument("Asynchronous()", [Problem("damping", True, rule, "Leave one of them out")])
+        return Stale(settings, self.max_staleness, self.damping, self.order)
+
+
+def _averages_weights(optimizer: Any) -> bool:
+    """Whether the optimizer, or the one inside it, keeps an average of the weights."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _averages_weights(inner))

@@ -1,0 +1,275 @@
+"""Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, NotFinite, Problem
+from colonnade.reason.staleness import Event, Ledger
+from colonnade.run.asynchronous.step_record import Finished, Piece
+
+
+class Shared(Protocol):
+    """The parameters that all devices share, and what they need to work on them."""
+
+    devices: tuple[str, ...]
+    on_nan: str | None
+    max_staleness: int | None
+    order: Iterator[Event] | None
+    turn: threading.Condition  # held by whoever reads or updates the parameters
+    at_work: Sequence[threading.Lock]  # each held by its device while it computes
+
+    def look(self) -> list[Any]:
+        """The parameters as they are."""
+
+    def worked(self, device: int) -> None:
+        """The device has changed its states."""
+
+    def not_finite(self, device: int, step: int, watched: Any) -> NotFinite:
+        """What to raise."""
+
+
+class Desk:
+    """Where devices read the parameters and hand in gradients, one at a time."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._turn = shared, shared.turn
+        self.ledger = Ledger(shared.max_staleness)
+        self._line: deque[int] = deque()  # devices that wait to read
+        self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
+        self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
+
+    def read(self, device: int) -> list[Any]:
+        """The parameters, as soon as the device may read them."""
+        with self._turn:
+            self._line.append(device)
+            while self._line[0] != device or not self.ledger.may_read():
+                self._turn.wait()
+            self._line.popleft()
+            self.ledger.read(device)
+            self._turn.notify_all()
+            return self._shared.look()
+
+    def work(
+        self, device: int, piece: Piece, parameters: Sequence[Any], *, more: bool = False
+    ) -> tuple[Finished, list[Any] | None]:
+        """Compute a slice and apply its gradient.
+
+        With `more`, the device has another slice to work on; if it may read for it at once, the second
+        result is what it read.
+        """
+        compute, step = piece.compute(device), piece.tally
+        with self._shared.at_work[device]:
+            self._computed[device] = math.inf
+            try:
+                results = compute.call(*parameters, *piece.tensors)
+                told = results[0].numpy()
+            finally:
+                self._computed[device] = time.perf_counter()
+            self._shared.worked(device)
+            healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
+            if not healthy:
+                compute.undo(results)
+        if not healthy and self._shared.on_nan == "stop":
+            raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
+        age, found = None, None
+        with self._turn:
+            if healthy:
+                age = self.ledger.applied(device)
+                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
+            else:
+                self.ledger.left_out(device)
+            if more and not self._line and self.ledger.may_read():
+                self.ledger.read(device)
+                found = found or self._shared.look()
+            else:
+                found = None
+            if self._line:
+                self._turn.notify_all()
+        return Finished(piece, device, told, age, compute.packed(results)), found
+
+    @property
+    def computed_until(self) -> float:
+        """When the last device ended to compute; infinite while one computes."""
+        return max(self._computed)
+
+    def _tensor(self, age: int) -> Any:
+        if age not in self._whole:
+            self._whole[age] = tf.constant(age, tf.int64)
+        return self._whole[age]
+
+    def go(self, device: int) -> None:
+        """The device makes no other update: nobody waits for the one that it read for."""
+        with self._turn:
+            if self.ledger.is_reading(device):
+                self.ledger.left_out(device)
+            self._turn.notify_all()
+
+
+class Threads:
+    """A thread per device; each takes a slice from the queue whenever it is free."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self.desk = shared, Desk(shared)
+        self._queue: SimpleQueue[Piece | None] = SimpleQueue()
+        self._results: deque[Finished | BaseException] = deque()
+        self._few = 0
+        # Rung when a step is complete, and few slices are left: waking up the main thread takes time.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._under_way = 0
+        self._until = math.inf  # the number of a step; slices of it, and of later ones, are left alone
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=f"colonnade {device}", daemon=True)
+            for i, device in enumerate(shared.devices)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Slices in the queue."""
+        return self._queue.qsize()
+
+    def give(self, piece: Piece) -> None:
+        self._under_way += 1
+        self._queue.put(piece)
+
+    def next(self, few: int) -> list[Finished | BaseException]:
+        """What was finished meanwhile, or what went wrong; nothing if nothing is under way.
+
+        Waits until a step is complete and the queue has `few` slices, or less.
+        """
+        self._few = few
+        found: list[Finished | BaseException] = []
+        while self._under_way and not found:
+            self._bell.get()  # which may have been rung for what was taken before
+            found = self._taken()
+        if any(isinstance(result, BaseException) for result in found):
+            self._end()  # steps before the one that failed are completed
+            found += self._taken()
+        return found
+
+    def _taken(self) -> list[Finished | BaseException]:
+        found = [self._results.popleft() for _ in range(len(self._results))]
+        self._under_way -= len(found)
+        return found
+
+    def stop(self) -> None:
+        """Take no other slice, and wait for those that are being computed."""
+        self._until = 0
+        self._end()
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, device: int) -> None:
+        piece: Piece | None = self._queue.get()
+        parameters: list[Any] | None = None
+        try:
+            while piece is not None and piece.tally.number < self._until:
+                parameters = parameters or self.desk.read(device)
+                following = self._following()
+                found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
+                self._results.append(found)
+                complete = next(piece.tally.finished) == len(piece.tally.sliced.counts)
+                if complete and self.waiting <= self._few:
+                    self._bell.put(None)
+                piece = following or self._queue.get()
+        except BaseException as error:
+            assert piece is not None
+            with self._shared.turn:
+                self._until = min(self._until, piece.tally.number)
+            self._results.append(named(error, self._shared.devices[device], piece.tally.number))
+            self._bell.put(None)
+        finally:
+            self.desk.go(device)
+
+    def _following(self) -> Piece | None:
+        """The slice to go on with, if one is there."""
+        try:
+            piece = self._queue.get_nowait()
+        except Empty:
+            return None
+        if piece is None:  # the end, of which every device must be told once
+            self._queue.put(None)
+        return piece
+
+
+class InOrder:
+    """One thread that makes the reads and updates of all devices in a given order.
+
+    A read when no slice is left, and the update that belongs to it, are passed over.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self.desk = shared, Desk(shared)
+        self._queue: deque[Piece] = deque()
+        self._held: dict[int, tuple[Piece, list[Any]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Slices in the queue."""
+        return len(self._queue)
+
+    def give(self, piece: Piece) -> None:
+        self._queue.append(piece)
+
+    def next(self, few: int) -> list[Finished | BaseException]:
+        """Make events up to the next update."""
+        assert self._shared.order is not None
+        while self._queue or self._held:
+            event = next(self._shared.order, None)
+            if problem := self._problem(event):
+                return [InvalidArgument("Asynchronous()", [problem])]
+            assert event is not None
+            kind, device = event
+            if kind == "read" and self._queue:
+                self._held[device] = self._queue.popleft(), self.desk.read(device)
+            elif kind == "apply" and device in self._held:
+                piece, parameters = self._held.pop(device)
+                try:
+                    return [self.desk.work(device, piece, parameters)[0]]
+                except BaseException as error:
+                    return [named(error, self._shared.devices[device], piece.tally.number)]
+        return []
+
+    def _problem(self, event: Event | None) -> Problem | None:
+        fix = "Take colonnade.reason.staleness.race(seconds, max_staleness)"
+        if event is None:
+            left = len(self._queue) + len(self._held)
+            return Problem("order", f"{left} slices", "are left at the end of the order", fix)
+        known = ("read", "apply"), range(len(self._shared.devices))
+        pair = isinstance(event, Sequence) and len(event) == len(known)
+        if not pair or not all(part in among for part, among in zip(event, known, strict=True)):
+            return Problem("order", event, "must be a read or an apply of one of the devices", fix)
+        kind, device = event
+        if kind == "read" and device in self._held:
+            return Problem("order", event, "comes before the device has applied what it read", fix)
+        if kind == "read" and self._queue and not self.desk.ledger.may_read():
+            return Problem("order", event, "comes where max_staleness lets the device wait", fix)
+        return None
+
+    def stop(self) -> None:
+        self._queue.clear()
+        self._held.clear()
+
+
+def named(error: BaseException, device: str, step: int) -> BaseException:
+    """The same error, which says on which device it came up."""
+    where = f"on {device}, at step {step}"
+    if isinstance(error, NotFinite):
+        return error
+    if isinstance(error, tf.errors.OpError):
+        return type(error)(error.node_def, error.op, f"{where}: {error.message}")
+    error.add_note(where)
+    return error

@@ -1,0 +1,122 @@
+"""How much of a batch each device gets: the same, or more where a device is faster."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.run.batch.split import sizes
+
+# Measured for so many steps before sizes are changed; then twice as long, and so on.
+FIRST_WINDOW = 4
+# Sizes are changed if that makes a step shorter by this part; a change costs a trace.
+WORTH = 0.1
+# Devices whose speeds differ by less than this part get the same size, which one trace serves.
+ALIKE = 0.1
+
+
+class Shares(Protocol):
+    """Sizes of slices."""
+
+    timed: bool  # whether replicas have to tell how long they took
+    speeds: np.ndarray  # of the devices, as far as they are measured; only their ratios count
+
+    def counts(self, total: int) -> tuple[int, ...]:
+        """Rows for each device."""
+
+    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
+        """In the graph of a step: how long the devices took for so many rows."""
+
+    def reconsider(self) -> None:
+        """Between calls: change the sizes, if that is worth it."""
+
+
+class Even:
+    """Sizes that differ by at most one row."""
+
+    timed = False
+
+    def __init__(self, num_devices: int) -> None:
+        self.speeds = np.ones(num_devices)
+
+    def counts(self, total: int) -> tuple[int, ...]:
+        return sizes(total, len(self.speeds))
+
+    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
+        pass
+
+    def reconsider(self) -> None:
+        pass
+
+
+class Measured:
+    """Sizes in proportion to the speed that was measured, changed rarely."""
+
+    timed = True
+
+    def __init__(self, num_devices: int) -> None:
+        self.speeds = np.ones(num_devices)  # in rows per second, or just equal
+        self._window = FIRST_WINDOW
+        with tf.device("/device:CPU:0"):
+            # For each device: steps, seconds and rows since the last change.
+            zeros = tf.zeros([3, num_devices], tf.float64)
+            self._measured = tf.Variable(zeros, trainable=False, name="measured")
+        self._warm = False
+
+    def counts(self, total: int) -> tuple[int, ...]:
+        if total < len(self.speeds):
+            return sizes(total, len(self.speeds))
+        return proportional(total, self.speeds)
+
+    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
+        idle = len(self.speeds) - len(counts)
+        rows = tf.constant([*counts, *[0] * idle], tf.float64)
+        took = tf.concat([tf.stack(seconds), tf.zeros([idle], tf.float64)], axis=0)
+        self._measured.assign_add(tf.stack([tf.ones_like(rows), took, rows]))
+
+    def reconsider(self) -> None:
+        steps, seconds, rows = self._measured.numpy()
+        if not self._warm:
+            # A first call of a graph takes longer, and not on all devices alike.
+            self._warm = bool(steps[0])
+            self._measured.assign(tf.zeros_like(self._measured))
+            return
+        if steps[0] < self._window or not (seconds > 0).all():
+            return
+        speeds = alike(rows / seconds)
+        now = (rows / speeds).max()
+        if now > (1 + WORTH) * rows.sum() / speeds.sum():
+            self.speeds, self._warm = speeds, False
+        self._window *= 2
+        self._measured.assign(tf.zeros_like(self._measured))
+
+
+def proportional(total: int, weights: Sequence[float] | np.ndarray) -> tuple[int, ...]:
+    """Whole numbers that add up to `total`, in proportion to the weights, none of them 0.
+
+    >>> proportional(100, [4.0, 1.0]), proportional(10, [100.0, 1.0, 1.0])
+    ((80, 20), (8, 1, 1))
+    """
+    exact = np.asarray(weights, float) / np.sum(weights) * total
+    found = np.maximum(np.floor(exact).astype(int), 1)
+    while found.sum() < total:
+        found[np.argmax(exact - found)] += 1
+    while found.sum() > total:
+        found[np.argmax(np.where(found > 1, found - exact, -np.inf))] -= 1
+    return tuple(int(count) for count in found)
+
+
+def alike(speeds: np.ndarray) -> np.ndarray:
+    """Speeds with those that are nearly equal made equal.
+
+    >>> alike(np.array([1.0, 4.0, 1.04])).tolist()
+    [1.02, 4.0, 1.02]
+    """
+    found = speeds.astype(float)
+    order = list(np.argsort(speeds))
+    while order:
+        group = [i for i in order if speeds[i] <= speeds[order[0]] * (1 + ALIKE)]
+        found[group] = speeds[group].mean()
+        order = order[len(group) :]
+    return found

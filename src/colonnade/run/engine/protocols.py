@@ -1,0 +1,197 @@
+"""What the trainer and a way of training know of each other.
+
+    sync       a frozen value that the user passes, such as cn.LocalSGD(8); it makes the engine
+    engine     holds the variables that its way needs, and shows the user's variables what was reached
+    loop       makes steps, one by one or as a stream; an engine comes with the loop that fits it
+
+Engines whose step is a graph share one loop (see `graph_loop`); the asynchronous one has its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.hardware import devices as hardware
+from colonnade.run.batch.split import Arguments
+from colonnade.run.data.batches import Batches
+from colonnade.run.memory.estimate import Memory
+from colonnade.run.move.reduce import Order, order_for
+from colonnade.run.variables.homes import MODES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every engine is made from: the user's function and optimizer, and the choices around them."""
+
+    loss: Callable[..., Any]
+    optimizer: Any
+    devices: tuple[str, ...]
+    mode: str  # where variables live
+    penalty: Callable[[], Any] | None = None
+    on_nan: str | None = "stop"
+    dealt: str = "size"  # how partitioned variables are dealt
+    # Which of the variables that the function uses are trained; by default those that are not frozen.
+    trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
+
+    @property
+    def order(self) -> Order:
+        return order_for(self.devices)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step tells: means over the global batch, and the loss of each replica's own slice."""
+
+    loss: Any
+    metrics: dict[str, Any]
+    replicas: Any  # the mean loss of each replica's slice
+    skipped: Any  # how many updates were left out because of a NaN
+    outputs: Any = None  # a list per slice of what else the function returned
+    ages: dict[int, int] = field(default_factory=dict)  # how many gradients of each age were applied
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some steps, one after the other."""
+
+    seconds: float  # without the time that tracing took
+    steps: int
+    examples: int
+    losses: list[float]
+    metrics: dict[str, float]  # of the last step
+    replicas: list[float]  # losses of the last step, by replica
+    skipped: int
+    updates: int
+    ages: dict[int, int] = field(default_factory=dict)  # how many gradients of each age were applied
+    idle: int = 0  # steps in a row without an update: up to the end, or up to the first time it was too many
+
+
+# With on_nan="skip", this many steps in a row without an update end the training.
+MOST_SKIPPED = 20
+
+# What becomes of a step: called with its outcome and its batch, where the step is made.
+Then = Callable[[Outcome, Arguments], Any]
+
+
+class Stream(Protocol):
+    """Steps on the batches of one fit, taken some at a time."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is under way beyond the steps that were taken."""
+
+    def hold(self, steps: int) -> None:
+        """Begin no more than so many steps beyond those that were taken, until told otherwise."""
+
+    def take(self, steps: int) -> Chunk | None:
+        """Up to so many steps; None at the end of the data."""
+
+    def settle(self) -> Chunk | None:
+        """Complete the steps that were begun beyond those that were taken, so that nothing is under way."""
+
+    def close(self) -> None:
+        """Begin nothing more, and wait until nothing is under way."""
+
+
+class Steps(Protocol):
+    """Makes steps."""
+
+    rows: int  # of the batch at hand
+    idle: int  # steps in a row without an update, up to now
+
+    def once(self, arguments: Arguments) -> Any:
+        """One step; what `then` made of it."""
+
+    def stream(
+        self,
+        dataset: tf.data.Dataset,
+        names: Sequence[str],
+        keywords: dict[str, Any],
+        limit: int | None = None,
+    ) -> Stream:
+        """Steps on batch after batch, at most `limit` of them."""
+
+    def along(self, batches: Batches) -> Stream:
+        """The same, on batches of which the place in the data can be told wherever the stream rests."""
+
+
+class Engine(Protocol):
+    """A way of training."""
+
+    devices: tuple[str, ...]
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        """What is trained; empty before the first step."""
+
+    def loop(self, then: Then) -> Steps:
+        """The loop in which this engine's steps are made."""
+
+    def enter(self) -> None:
+        """Before steps: what the user assigned to variables counts."""
+
+    def leave(self) -> None:
+        """After steps, and wherever the user may look: his variables show what was reached."""
+
+    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+        """What is to be raised for an error of a step."""
+
+    def memory(self, batch: Arguments) -> Memory:
+        """An estimate of what a step on such a batch takes on each device; makes no variables."""
+
+    def homes(self) -> dict[str, str]:
+        """The device of every parameter and slot, by name."""
+
+    def replicas(self) -> list[list[tf.Variable]]:
+        """For each device the variables that it reads as the parameters."""
+
+    def kept(self) -> list[tf.Variable]:
+        """The engine's own variables: with the user's ones and the optimizer's, all that a training is."""
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the devices, on average; rows of sparse gradients not counted."""
+
+
+@runtime_checkable
+class Sync(Protocol):
+    """What `sync=` takes."""
+
+    homes: ClassVar[tuple[str, ...]]  # the values of `variables=` that have a meaning; the first is preferred
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        """What does not go with this number of devices."""
+
+    def engine(self, settings: Settings) -> Engine: ...
+
+
+def home(sync: Sync, variables: str, devices: Sequence[str]) -> str:
+    """Where variables live: as asked for, or as it suits the devices and the way of training."""
+    if variables != "auto":
+        return variables
+    preferred = hardware.preferred_variables(devices)
+    return preferred if preferred in sync.homes else sync.homes[0]
+
+
+def sync_problems(sync: Any, variables: Any, num_devices: int) -> Iterator[Problem]:
+    """What is wrong with `sync=` and `variables=`, each by itself and together."""
+    known = variables in ("auto", *MODES)
+    if not known:
+        yield Problem("variables", variables, f"must be one of auto, {', '.join(MODES)}", "Leave it out")
+    if not isinstance(sync, Sync) or isinstance(sync, type):
+        values = "cn.Synchronous(), cn.Asynchronous(), cn.LocalSGD(8), cn.DiLoCo() or cn.Elastic(8, 0.1)"
+        yield Problem("sync", sync, f"must be a value such as {values}", "Leave it out for cn.Synchronous()")
+        return
+    if known and variables not in ("auto", *sync.homes):
+        rule = f"has no meaning with {type(sync).__name__}, whose variables are {' or '.join(sync.homes)}"
+        yield Problem("variables", variables, rule, "Leave it out")
+    yield from sync.problems(num_devices)
+
+
+def whole(name: str, value: Any, least: int) -> Iterator[Problem]:
+    """A problem, if the value is not a whole number from `least` up."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        yield Problem(name, value, f"must be a whole number from {least} up", f"Try {name}={max(least, 8)}")

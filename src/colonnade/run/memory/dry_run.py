@@ -1,0 +1,339 @@
+"""What functions take of memory, seen in a rehearsal: they run on zeros, in a process of its own.
+
+TensorFlow tells what its allocator on the CPU has given out only if it is started for that. So traced
+functions are written into a folder, and this module, run as a program, reads them, makes variables and inputs
+of the same shapes, runs them and prints what the allocator said:
+
+    python -m colonnade.run.memory.dry_run FOLDER
+
+Nothing of the user's own process is touched.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.hardware.devices import without_cards
+
+# A second run sees no more of what TensorFlow does once, at a first call.
+RUNS = 2
+
+# Ops that put out what is there already.
+PASSED_ON = ("Placeholder", "VarHandleOp", "ReadVariableOp", "Identity", "IdentityN", "Reshape")
+
+
+@dataclass(frozen=True)
+class Act:
+    """A function, and the names under which a play knows what it takes and gives."""
+
+    graph: bytes
+    inputs: tuple[tuple[str, str], ...]  # the name in the graph, the name in the play
+    outputs: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, concrete: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "Act":
+        """A concrete function with names for all that it takes and for the first outputs."""
+        taken = [tensor.name for tensor in concrete.inputs]
+        given = [tensor.name for tensor in concrete.outputs]
+        return cls(
+            concrete.graph.as_graph_def().SerializeToString(),
+            tuple(zip(taken, inputs, strict=True)),
+            tuple(zip(given, outputs, strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What is there from the start: a tensor, or a variable."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    variable: bool = False
+    value: Any = None  # a NumPy array, where zeros do not do
+
+    def plain(self) -> dict[str, Any]:
+        """Without the value, as JSON takes it."""
+        return {"shape": self.shape, "dtype": self.dtype, "variable": self.variable}
+
+
+@dataclass(frozen=True)
+class Play:
+    """Functions that run one after the other, and the update at the end.
+
+    `gradients` are, for each parameter, the name of its dense gradient, or those of the values and
+    indices of a sparse one.
+    """
+
+    acts: tuple[Act, ...]
+    things: Mapping[str, Thing]
+    gradients: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] | None = None  # as Keras serialises it
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What was given out before a function, at most while it ran, and after it."""
+
+    before: int
+    peak: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a play, in bytes."""
+
+    acts: tuple[Bytes, ...]
+    gradients: int = 0
+    slots: int = 0
+    update: int = 0  # at most, beyond variables, slots and gradients
+    made_on: Mapping[str, int] = field(default_factory=dict)  # what ops put out, by the device they ask for
+
+
+def rehearse(plays: Sequence[Play]) -> list[Seen]:
+    """Run plays in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = []
+        for i, play in enumerate(plays):
+            for j, act in enumerate(play.acts):
+                (Path(folder) / f"{i}.{j}.pb").write_bytes(act.graph)
+            values = {name: thing.value for name, thing in play.things.items() if thing.value is not None}
+            np.savez(Path(folder) / f"{i}.npz", *values.values())
+            told.append(
+                {
+                    "acts": [{"inputs": act.inputs, "outputs": act.outputs} for act in play.acts],
+                    "things": {name: thing.plain() for name, thing in play.things.items()},
+                    "values": list(values),
+                    "gradients": dict(play.gradients),
+                    "optimizer": play.optimizer,
+                }
+            )
+        threads = tf.config.threading
+        counts = [threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()]
+        (Path(folder) / "plays.json").write_text(json.dumps({"plays": told, "threads": counts}))
+        return [_seen(one) for one in json.loads(_run(folder).splitlines()[-1])]
+
+
+def _run(folder: str) -> str:
+    source = str(Path(__file__).parent.parent.parent.parent)
+    settings = {
+        **without_cards(os.environ),
+        "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "colonnade.run.memory.dry_run", folder],
+        capture_output=True,
+        text=True,
+        env=settings,
+    )
+    if done.returncode:
+        rule = f"cannot be run on zeros in a process of its own: {_cause(done.stderr, done.returncode)}"
+        fix = "Without an estimate there is no limit: leave cn.setup(memory=...) out"
+        raise InvalidArgument("memory()", [Problem("fn", "a function", rule, fix)])
+    return done.stdout
+
+
+def _cause(stderr: str, code: int) -> str:
+    """What an error of Python's says, without the lines about the graph that TensorFlow puts in between.
+
+    >>> _cause("Traceback:\\n  File x\\nfoo.BadError: no such thing.\\n\\t [[{{node y}}]]", 1)
+    'foo.BadError: no such thing'
+    """
+    if code < 0:
+        return f"it was ended by signal {-code}"
+    lines = stderr.rstrip().splitlines() or ["no reason given"]
+    named = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z_.]+(Error|Exception)\b", line)]
+    about = ("Detected at", "<stack traces", "Stack trace", " ", "\t")
+    told = [line for line in lines[named[-1] if named else -1 :] if line and not line.startswith(about)]
+    return " ".join(told)[:400].strip().rstrip(".")
+
+
+def _seen(plain: Mapping[str, Any]) -> Seen:
+    return Seen(**{**plain, "acts": tuple(Bytes(*one) for one in plain["acts"])})
+
+
+class _Stage:
+    """The process that runs plays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        told = json.loads((folder / "plays.json").read_text())
+        tf.config.threading.set_intra_op_parallelism_threads(told["threads"][0])
+        tf.config.threading.set_inter_op_parallelism_threads(told["threads"][1])
+        tf.config.set_soft_device_placement(True)
+        self.plays = told["plays"]
+
+    def run(self, number: int) -> dict[str, Any]:
+        play = self.plays[number]
+        things = {name: _made(**thing) for name, thing in play["things"].items() if thing["variable"]}
+        with np.load(self._folder / f"{number}.npz") as kept:
+            known = {name: kept[f"arr_{i}"] for i, name in enumerate(play["values"])}
+        functions = [self._function(number, i, act) for i, act in enumerate(play["acts"])]
+        runs, update, slots, gradients = [], 0, 0, 0
+        for turn in range(RUNS):
+            seen, values = self._acts(play, functions, things, known)
+            runs.append(seen)
+            # By their sizes: the allocator also gives out more than it was asked for.
+            gradients = sum(_size(values[name]) for names in play["gradients"].values() for name in names)
+            if play["optimizer"] is not None:
+                if not turn:
+                    slots = self._build(play, things)
+                update = max(update, self._update(play, values))
+        acts = [
+            (min(b), max(p), min(a))
+            for b, p, a in (zip(*turns, strict=True) for turns in zip(*runs, strict=True))
+        ]
+        made_on = self._made_on(number, play)
+        return {"acts": acts, "gradients": gradients, "slots": slots, "update": update, "made_on": made_on}
+
+    def _acts(
+        self, play: Any, functions: Any, things: Any, known: Any
+    ) -> tuple[list[tuple[int, int, int]], Any]:
+        last: dict[str, int] = {}
+        for i, act in enumerate(play["acts"]):
+            last.update({name: i for _, name in act["inputs"]})
+        last.update({name: len(functions) for names in play["gradients"].values() for name in names})
+        values: dict[str, Any] = {}
+        seen = []
+        origin = _current()
+        for i, (act, function) in enumerate(zip(play["acts"], functions, strict=True)):
+            before = _reset()
+            for _, name in act["inputs"]:
+                if name not in things and name not in values:
+                    given = known.get(name)
+                    values[name] = _made(**play["things"][name]) if given is None else tf.constant(given)
+            found = function(*[_handle(things[n]) if n in things else values[n] for _, n in act["inputs"]])
+            peak = _info("peak")
+            named = zip((name for _, name in act["outputs"]), found, strict=True)
+            values |= {name: value for name, value in named if last.get(name, -1) > i}
+            values = {name: value for name, value in values.items() if last.get(name, -1) > i}
+            del found
+            seen.append((before - origin, peak - origin, _current() - origin))
+        return seen, values
+
+    def _made_on(self, number: int, play: Any) -> Counter[str]:
+        """What ops put out beside gradients, where the shapes of the inputs tell how much that is."""
+        found: Counter[str] = Counter()
+        gradients = {name for names in play["gradients"].values() for name in names}
+        for i, act in enumerate(play["acts"]):
+            with tf.Graph().as_default() as graph:
+                things = ((name, play["things"].get(known)) for name, known in act["inputs"])
+                given = {name: _placeholder(**thing) for name, thing in things if thing is not None}
+                wanted = [name for name, known in act["outputs"] if known in gradients]
+                ends = tf.graph_util.import_graph_def(
+                    self._graph(number, i), input_map=given, return_elements=wanted, name=""
+                )
+            apart = {_source(tensor).op for tensor in ends}
+            for op in graph.get_operations():
+                if op not in apart and op.type not in PASSED_ON:
+                    found[op.device] += sum(_size(tensor) for tensor in op.outputs if tensor.consumers())
+        return found
+
+    def _graph(self, number: int, position: int) -> Any:
+        return tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
+
+    def _function(self, number: int, position: int, act: Any) -> Any:
+        graph = self._graph(number, position)
+        nodes = {node.name: node for node in graph.node}
+        given_away = {f"^{name.partition(':')[0]}" for name, _ in act["inputs"]}
+        for node in graph.node:  # nothing takes the place of an input that is only waited for
+            node.input[:] = [name for name in node.input if name not in given_away]
+        specs = []
+        for name, _ in act["inputs"]:
+            node = nodes[name.partition(":")[0]]
+            shape = tf.TensorShape(node.attr["shape"].shape)
+            specs.append(tf.TensorSpec(shape, tf.dtypes.as_dtype(node.attr["dtype"].type)))
+
+        def function(*args: Any) -> Any:
+            given = {name: arg for (name, _), arg in zip(act["inputs"], args, strict=True)}
+            wanted = [name for name, _ in act["outputs"]]
+            return tf.graph_util.import_graph_def(graph, input_map=given, return_elements=wanted, name="")
+
+        # Not a tf.function, which does not know the functions that come with an imported graph, and not
+        # called as a raw op, which would not be optimised and so take another amount.
+        return tf.compat.v1.wrap_function(function, specs)
+
+    def _build(self, play: Any, things: Any) -> int:
+        self._parameters = [things[name] for name in play["gradients"]]
+        self._optimizer = keras.optimizers.deserialize(play["optimizer"])
+        self._optimizer.build(self._parameters)
+
+        @tf.function(autograph=False)
+        def apply(gradients: Any) -> None:
+            self._optimizer.apply(gradients, self._parameters)
+
+        self._apply = apply
+        return sum(_size(variable.value) for variable in self._optimizer.variables)
+
+    def _update(self, play: Any, values: dict[str, Any]) -> int:
+        gradients = []
+        for names, parameter in zip(play["gradients"].values(), self._parameters, strict=True):
+            parts = [values[name] for name in names]
+            gradients.append(
+                tf.reshape(parts[0], parameter.shape)
+                if len(parts) == 1
+                else tf.IndexedSlices(*parts, tf.constant(parameter.shape.as_list()))
+            )
+        before = _reset()
+        self._apply(gradients)
+        return max(0, _info("peak") - before)
+
+
+def _made(shape: Sequence[int], dtype: str, variable: bool) -> Any:
+    value = tf.fill(shape, "") if dtype == "string" else tf.zeros(shape, dtype)
+    return tf.Variable(value, trainable=value.dtype.is_floating) if variable else value
+
+
+def _placeholder(shape: Sequence[int], dtype: str, variable: bool) -> Any:
+    if variable:
+        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape)
+    return tf.compat.v1.placeholder(dtype, shape)
+
+
+def _source(tensor: Any) -> Any:
+    while tensor.op.type in PASSED_ON and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _size(tensor: Any) -> int:
+    """Bytes of a tensor of known shape; none for any other."""
+    known = tensor.shape.is_fully_defined() and tensor.dtype.size
+    return tensor.shape.num_elements() * tensor.dtype.size if known else 0
+
+
+def _handle(variable: tf.Variable) -> Any:
+    return variable.handle
+
+
+def _info(what: str) -> int:
+    return int(tf.config.experimental.get_memory_info("CPU:0")[what])
+
+
+def _current() -> int:
+    return _info("current")
+
+
+def _reset() -> int:
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    return _current()
+
+
+if __name__ == "__main__":
+    stage = _Stage(Path(sys.argv[1]))
+    print(json.dumps([stage.run(i) for i in range(len(stage.plays))]))

@@ -1,0 +1,82 @@
+"""The training step of a compiled Keras model as a function of a batch, for `cn.verify`."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import Problem, check
+from colonnade.run.model.metrics import Deferred
+
+# What `model.fit` takes of a batch.
+BATCH = ("x", "y", "sample_weight")
+
+
+class TrainingStep:
+    """Loss and prediction of a model in training, and the metrics for them.
+
+    The loss is one number, a mean over the batch, and gradients are those of the loss alone. There is no
+    update; variables that a call of the model changes are for the caller to put back.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self.__name__ = model, f"training step of {model.name}"
+        self._training = _if_taken(model.call, training=True)
+        self._training_of_loss = _if_taken(model.compute_loss, training=True)
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+        prediction = self._model(x, **self._training)
+        with Deferred(all_metrics(self._model)):
+            loss = self._model.compute_loss(x, y, prediction, sample_weight, **self._training_of_loss)
+        return {"loss": loss, "prediction": tf.nest.map_structure(tf.stop_gradient, prediction)}
+
+    def metrics(
+        self, result: dict[str, Any], x: Any, y: Any = None, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        """Those of a whole batch, by name, for what a step gave; their states stay as they are."""
+        metrics = all_metrics(self._model)
+        before = [(variable, variable.numpy()) for metric in metrics for variable in metric.variables]
+        self._model.reset_metrics()
+        values = self._model.compute_metrics(x, y, result["prediction"], sample_weight=sample_weight)
+        self._model.reset_metrics()  # those that were made just now
+        for variable, value in before:
+            variable.assign(value)
+        # Keras tells its means of losses too, which nobody has updated here.
+        return {name: v for name, v in values.items() if name != "loss" and not name.endswith("_loss")}
+
+
+def all_metrics(model: keras.Model) -> list[Any]:
+    """Those of Keras, of which the first is that of the loss, and those of a `metrics` of the model."""
+    known = [*keras.Model.metrics.fget(model), *model.metrics]
+    return list({id(metric): metric for metric in known}.values())
+
+
+def step_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], join: str) -> TrainingStep | None:
+    """The training step of a compiled model that is given what `model.fit` takes; None for what is called."""
+    if not isinstance(fn, keras.Model) or not set(kwargs) <= set(BATCH):
+        return None
+    if len(args) + len(kwargs) < 2:
+        return None
+    if not fn.compiled:
+        check("verify()", _not_compiled(fn, args, kwargs))
+        return None
+    if join != "concat":
+        rule, fix = "has no meaning for a training step, whose loss is a mean", "Leave it out"
+        check("verify()", [Problem("join", join, rule, fix)])
+    return TrainingStep(fn)
+
+
+def _not_compiled(model: keras.Model, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Problem]:
+    """A target that the call of a model would take for something else."""
+    parameters = list(inspect.signature(model.call).parameters)
+    second = parameters[1] if len(parameters) > 1 else "training"
+    if (len(args) > 1 and second in ("training", "mask")) or not set(kwargs) <= set(parameters):
+        rule = "is not compiled, so it has no loss for a target"
+        yield Problem("model", model.name, rule, "Call model.compile(optimizer, loss) first, or pass x alone")
+
+
+def _if_taken(fn: Any, **options: Any) -> dict[str, Any]:
+    """Of some options those that a function knows."""
+    return {name: value for name, value in options.items() if name in inspect.signature(fn).parameters}

@@ -1,0 +1,200 @@
+"""Sum gradients over devices, along a given order of pairs, as placed adds.
+
+An order is a sequence of rounds, each a tuple of (source, target) positions: in a round every source
+sends its partial sum to its target, which adds it to its own. After the last round device 0 holds
+the sum. Two orders for four devices:
+
+    star    (1->0, 2->0, 3->0)         all into one: best where a copy costs nothing
+    tree    (1->0, 3->2), (2->0)       neighbours first: best where links differ
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.hardware import devices as hardware
+from colonnade.reason.reduction import Round, reduction
+
+Order = tuple[Round, ...]
+
+
+def star(num_devices: int) -> Order:
+    """Everything into device 0 at once.
+
+    >>> star(3)
+    (((1, 0), (2, 0)),)
+    """
+    return (tuple((source, 0) for source in range(1, num_devices)),) if num_devices > 1 else ()
+
+
+def order_for(devices: Sequence[str]) -> Order:
+    """The order that the links between the devices ask for; a star where copies cost nothing."""
+    if not hardware.are_cards(devices):
+        return star(len(devices))
+    positions = [hardware.names().index(device) for device in devices]
+    return tuple(reduction(hardware.topology().select(positions)))
+
+
+def bucket_for(devices: Sequence[str]) -> int:
+    """How large messages should be: joining gradients costs a copy, which only pays on links."""
+    return 4 * 2**20 if len(devices) > 1 and hardware.are_cards(devices) else 0
+
+
+def reduce(
+    gradients: Sequence[Sequence[Any]], devices: Sequence[str], order: Order, *, bucket_bytes: int = 0
+) -> list[Any]:
+    """The sum over devices of each gradient, on the first device.
+
+    Args:
+        gradients: a list per device, in the same order on each: tensors, `tf.IndexedSlices` or None.
+        devices: where each list lives.
+        order: rounds of (source, target) positions.
+        bucket_bytes: dense gradients are joined into messages of about this size, so that many small
+            ones cross a link as a few large ones; 0 sends each by itself.
+
+    Sparse gradients stay sparse: their slices are put one after the other. A gradient that is None on
+    every device stays None.
+    """
+    messages = _messages(gradients, bucket_bytes)
+    held = [
+        [_packed([row[i] for i in message], device) for message in messages]
+        for row, device in zip(gradients, devices, strict=True)
+    ]
+    for links in order:
+        for target, sources in _by_target(links).items():
+            with tf.device(devices[target]):
+                columns = zip(*(held[d] for d in (target, *sources)), strict=True)
+                held[target] = [add(column) for column in columns]
+    result: dict[int, Any] = {}
+    with tf.device(devices[0]):
+        for message, total in zip(messages, held[0], strict=True):
+            result.update(zip(message, _unpacked(total, [gradients[0][i] for i in message]), strict=True))
+    return [result[i] for i in range(len(gradients[0]))]
+
+
+def spread(values: Sequence[Any], devices: Sequence[str], order: Order) -> list[list[Any]]:
+    """What device 0 holds, copied to every device, along the order backwards."""
+    held: dict[int, Sequence[Any]] = {0: values}
+    for links in reversed(order):
+        for source, target in links:
+            with tf.device(devices[source]):
+                held[source] = [value if value is None else tf.identity(value) for value in held[target]]
+    return [list(held[i]) for i in range(len(devices))]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a reduction moves over each link (source, target), known before it runs.
+
+    `exact` is False where a sparse gradient has a number of rows that only the run tells; those
+    rows are not counted.
+    """
+
+    links: dict[tuple[int, int], int]
+    exact: bool = True
+
+    @property
+    def total(self) -> int:
+        return sum(self.links.values())
+
+
+def traffic(gradients: Sequence[Sequence[Any]], order: Order) -> Traffic:
+    """Count what `reduce` moves: the gradients may be tensors or slices, or specs of them."""
+    held = [[_size(gradient) for gradient in row] for row in gradients]
+    links: dict[tuple[int, int], int] = {}
+    for pairs in order:
+        moved = {source: held[source] for source, _ in pairs}
+        for source, target in pairs:
+            links[source, target] = sum(size for size, _ in moved[source])
+            held[target] = [_together(a, b) for a, b in zip(held[target], moved[source], strict=True)]
+    known = all(_is_known(gradient) for row in gradients for gradient in row)
+    return Traffic(links, exact=known)
+
+
+def _by_target(links: Round) -> dict[int, list[int]]:
+    grouped: dict[int, list[int]] = defaultdict(list)
+    for source, target in links:
+        grouped[target].append(source)
+    return grouped
+
+
+def _messages(gradients: Sequence[Sequence[Any]], bucket_bytes: int) -> list[list[int]]:
+    """Which gradients travel together: dense ones of one dtype and static shape, up to a size."""
+    messages: list[list[int]] = []
+    open_at: dict[Any, tuple[int, int]] = {}  # by dtype: position of the message being filled, its size
+    for i, column in enumerate(zip(*gradients, strict=True)):
+        if not bucket_bytes or not all(
+            isinstance(g, tf.Tensor) and g.shape.is_fully_defined() for g in column
+        ):
+            messages.append([i])
+            continue
+        dtype, size = column[0].dtype, _size(column[0])[0]
+        at, filled = open_at.get(dtype, (None, 0))
+        if at is None or filled + size > bucket_bytes:
+            at, filled = len(messages), 0
+            messages.append([])
+        messages[at].append(i)
+        open_at[dtype] = at, filled + size
+    return messages
+
+
+def _packed(gradients: Sequence[Any], device: str) -> Any:
+    if len(gradients) == 1:
+        return gradients[0]
+    with tf.device(device):
+        return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], axis=0)
+
+
+def _unpacked(total: Any, like: Sequence[Any]) -> list[Any]:
+    if len(like) == 1:
+        return [total]
+    parts = tf.split(total, [gradient.shape.num_elements() for gradient in like])
+    return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, like, strict=True)]
+
+
+def add(gradients: Iterable[Any]) -> Any:
+    """The sum of gradients on one device: slices one after the other; none at all counts nothing."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        values = tf.concat([gradient.values for gradient in present], axis=0)
+        indices = tf.concat([gradient.indices for gradient in present], axis=0)
+        return tf.IndexedSlices(values, indices, present[0].dense_shape)
+    total, *others = [tf.convert_to_tensor(gradient) for gradient in present]
+    for other in others:
+        # Not add_n: it begins with whichever input's memory is free by then, so that the last bit of a
+        # sum of three depends on timing. Nor bare sums, of which TensorFlow's optimiser makes add_n.
+        total = tf.ensure_shape(total + other, other.shape)
+    return total
+
+
+def _together(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
+    """The size of a sum: slices are put one after the other, but with a dense gradient all is dense."""
+    (a, a_sparse), (b, b_sparse) = one, other
+    if a_sparse and b_sparse:
+        return a + b, True
+    return max((size, False) for size, sparse in (one, other) if not sparse)
+
+
+def _size(gradient: Any) -> tuple[int, bool]:
+    """Bytes of a gradient, and whether it is sparse; none at all is a sparse one without slices."""
+    if gradient is None:
+        return 0, True
+    if isinstance(gradient, tf.IndexedSlicesSpec):
+        return 0, True
+    if isinstance(gradient, tf.IndexedSlices):
+        return _size(gradient.values)[0] + _size(gradient.indices)[0], True
+    elements = gradient.shape.num_elements() or 0
+    return elements * gradient.dtype.size, False
+
+
+def _is_known(gradient: Any) -> bool:
+    if isinstance(gradient, tf.IndexedSlicesSpec):
+        return False
+    if isinstance(gradient, tf.IndexedSlices):
+        return _is_known(gradient.values)
+    return gradient is None or gradient.shape.is_fully_defined()

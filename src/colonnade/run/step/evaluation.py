@@ -1,0 +1,140 @@
+"""Evaluation: the loss and metrics over data, every example counted exactly once."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.move.reduce import star
+from colonnade.run.step.objective import total_of
+from colonnade.run.step.update import as_keras
+from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.sync_cut import problems, together
+from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.variables.homes import Residence
+
+
+class Score(Traced):
+    """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
+
+    def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+        rows = arguments.size("the loss function") or 0
+
+        def sums(result: Any) -> dict[str, Any]:
+            share = total_of(result, tf.constant(1.0), rows)
+            weight = tf.constant(float(rows)) if share.weight is None else share.weight
+            return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
+
+        args, kwargs, around, _ = super()._begin(arguments, components)
+        return args, kwargs, around, self._ours(sums)
+
+
+class Evaluation:
+    """Runs a loss function over data on all devices; changes nothing, not even moving averages."""
+
+    def __init__(self, loss: Callable[..., Any], devices: Sequence[str]) -> None:
+        self._loss, self._devices = loss, tuple(devices)
+        self._traces: dict[Hashable, Score] = {}
+        self._compiled: dict[Hashable, Any] = {}
+        # Variables are read where they are; what the function changes, it changes in a copy.
+        self._residence = Residence("shared", devices, [], [])
+
+    def run(
+        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+    ) -> tuple[float, dict[str, float], int]:
+        """Mean loss, mean metrics, and how many examples there were."""
+        loss, weight, examples = 0.0, 0.0, 0
+        metrics: dict[str, float] = {}
+        for batch in dataset:
+            arguments = Arguments(batch, keywords, names)
+            found = self._sums(arguments)
+            loss += float(found["loss"])
+            weight += float(found["weight"])
+            examples += arguments.size("evaluate()") or 0
+            for name, value in found["metrics"].items():
+                metrics[name] = metrics.get(name, 0.0) + float(value)
+        if not examples:
+            raise InvalidArgument(
+                "evaluate()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
+            )
+        weight = weight or 1.0  # where nothing has a weight, the mean is 0
+        return loss / weight, {name: value / weight for name, value in metrics.items()}, examples
+
+    def _sums(self, arguments: Arguments) -> Any:
+        key = arguments.key()
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(arguments)
+        self._residence.enter()
+        return self._compiled[key](*arguments.components())
+
+    def _compile(self, arguments: Arguments) -> Any:
+        counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
+        traces = [self._trace(arguments.resized(count), i, len(counts)) for i, count in enumerate(counts)]
+        check("the loss function", problems(traces))
+        bindings = [self._residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+
+        def sums(*components: Any) -> Any:
+            parts = arguments.with_components(components).parts(counts)
+            slices = [part.components() for part in parts]
+            results = together(traces, self._devices[: len(counts)], slices, bindings, star(len(counts)))
+            found = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+            return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
+
+        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        return concrete(sums, *specs)
+
+    def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
+        """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
+        common = self._cached(part, None)
+        voice = common.voice(replica, self._devices[replica])
+        return common if num_replicas == 1 or voice is None else self._cached(part, voice)
+
+    def _cached(self, part: Arguments, voice: Voice | None) -> Score:
+        key = (part.key(), voice)
+        if key not in self._traces:
+            self._traces[key] = Score(self._loss, part, voice)
+        return self._traces[key]
+
+
+@contextmanager
+def averaged(optimizer: Any, parameters: Sequence[tf.Variable], *, built_before: bool) -> Iterator[None]:
+    """Put the averaged weights in place for a while, if the optimizer keeps them.
+
+    One that was `built_before` the training may have its variables in another order.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(inner, "use_ema", False) or not parameters:
+        yield
+        return
+    ordered = _as_built(inner, parameters) if built_before else parameters
+    before = [parameter.numpy() for parameter in parameters]
+    try:
+        inner.finalize_variable_values(ordered)
+        yield
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.assign(value)
+
+
+def _as_built(optimizer: Any, parameters: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Parameters in the order of the optimizer's averages, which are named after them."""
+    ending = "_average"
+    kept = [v.name.removesuffix(ending) for v in optimizer.variables if v.name.endswith(ending)]
+    known = {_slot_name(p): v for p, v in zip(as_keras(parameters), parameters, strict=True)}
+    if sorted(kept) != sorted(known):
+        rule = (
+            "was built before, for other variables than the loss trains or for several of one name, so it "
+            "cannot be told which average is whose"
+        )
+        fix = "Pass an optimizer that is not built, or give each variable a name of its own"
+        raise InvalidArgument("evaluate()", [Problem("optimizer", optimizer.name, rule, fix)])
+    return [known[name] for name in kept]
+
+
+def _slot_name(variable: Any) -> str:
+    """How Keras begins the names of an optimizer's variables that belong to this one."""
+    name = str(getattr(variable, "path", variable.name))
+    return name.replace("/", "_").replace(":", "_")

@@ -1,0 +1,112 @@
+"""How the gradients of slices are added up, so that the sum is what one device has for the whole batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.run.move.reduce import add
+from colonnade.run.step.gradient_rows import DENSE, MIXED, ONCE, OWN, SAME, Form
+from colonnade.run.step.objective import Objective
+
+# For a parameter: None if its gradients are added as they are; `dense` if they are made dense before; the
+# kinds of their pieces if these are added one by one.
+Recipe = None | str | tuple[str, ...]
+
+
+def recipes(
+    traces: Sequence[Objective], counts: Sequence[int], whole: Callable[[], Objective]
+) -> tuple[list[Recipe], list[Problem]]:
+    """For each parameter how to add up the gradients of slices, and what stands in the way.
+
+    Args:
+        traces: one for each slice.
+        counts: the sizes of the slices.
+        whole: traces the whole batch, as one device does it; not called where it is not needed.
+    """
+    found: list[Recipe] = []
+    problems: list[Problem] = []
+    alike = len(set(counts)) == 1
+    for i, parameter in enumerate(traces[0].parameters):
+        forms = [traced.forms[i] for traced in traces if traced.forms[i] is not None]
+        if len(traces) == 1 or _plain(forms):
+            found.append(None)
+            continue
+        differ = len({_kinds(form) for form in forms}) > 1
+        known = [*forms, whole().forms[i]] if alike or differ else forms
+        problems += _problems(parameter.name, known, counts)
+        found.append(_recipe(known))
+    return found, problems
+
+
+def _plain(forms: Sequence[Form]) -> bool:
+    """Whether all are dense, or have no rows but those of examples."""
+    return set(forms) <= {DENSE} or all(form != DENSE and set(_kinds(form)) == {OWN} for form in forms)
+
+
+def _recipe(forms: Sequence[Form]) -> Recipe:
+    if len({_kinds(form) for form in forms}) > 1:
+        return DENSE
+    columns = zip(*(form for form in forms if isinstance(form, tuple)), strict=True)
+    # Rows that do not come from the batch may still be made once for each example.
+    return tuple(
+        OWN if column[0].kind == SAME and len({piece.shape for piece in column}) > 1 else column[0].kind
+        for column in columns
+    )
+
+
+def _problems(name: str, forms: Sequence[Form], counts: Sequence[int]) -> Iterator[Problem]:
+    """Why the sum of gradients cannot be what one device has, whose form is the last."""
+    fix = "Look it up in the loss function itself, not in a tf.function or a branch"
+    if any(isinstance(form, tuple) and MIXED in _kinds(form) for form in forms):
+        rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
+        yield Problem("variable", name, rule, fix)
+    elif len({_kinds(form) for form in forms}) > 1 and OWN in _kinds(forms[-1]):
+        rule = f"has a gradient of other rows for slices of {_listed(counts)} than for {sum(counts)}, as one "
+        rule += "device has it, so that an optimizer would see other rows"
+        yield Problem("variable", name, rule, "Look it up in one way, whatever the size of the slice")
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return " and ".join(str(count) for count in dict.fromkeys(counts))
+
+
+def _kinds(form: Form) -> Any:
+    return tuple(piece.kind for piece in form) if isinstance(form, tuple) else form
+
+
+def cut(gradient: Any, sizes: Sequence[Any] | None, recipe: Recipe) -> list[Any]:
+    """What is added up by itself of a gradient: each of its pieces, or all of it."""
+    if gradient is None or recipe is None or len(recipe) == 1:
+        return [gradient]
+    if not isinstance(recipe, tuple):
+        return [tf.convert_to_tensor(gradient)]
+    assert sizes is not None
+    values, indices = tf.split(gradient.values, sizes), tf.split(gradient.indices, sizes)
+    return [tf.IndexedSlices(v, i, gradient.dense_shape) for v, i in zip(values, indices, strict=True)]
+
+
+def joined(totals: Sequence[Any], recipe: Recipe, num_slices: int) -> tuple[Any, list[Any] | None]:
+    """The sum of gradients from the sums of what `cut` gave, and the sizes of its pieces.
+
+    There may be more of `totals`: what other gradients have that were cut into more pieces.
+    """
+    if not isinstance(recipe, tuple) or totals[0] is None:
+        return totals[0], None
+    pieces = [_merged(total, kind, num_slices) for total, kind in zip(totals, recipe, strict=False)]
+    return add(pieces), [tf.size(piece.indices) for piece in pieces]
+
+
+def _merged(rows: Any, kind: str, num_slices: int) -> Any:
+    """The rows of all slices, one after the other, made those of the whole batch."""
+    if kind == OWN:
+        return rows
+    if kind == ONCE:
+        indices, places = tf.unique(rows.indices)
+        values = tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices))
+        return tf.IndexedSlices(values, indices, rows.dense_shape)
+    each = tf.size(rows.indices) // num_slices
+    shape = tf.concat([[num_slices, each], tf.shape(rows.values)[1:]], axis=0)
+    values = tf.reduce_sum(tf.reshape(rows.values, shape), axis=0)
+    return tf.IndexedSlices(values, rows.indices[:each], rows.dense_shape)

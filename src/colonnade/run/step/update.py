@@ -1,0 +1,197 @@
+"""The optimizer's update, traced once over all parameters: one update, whoever owns the parts.
+
+Applying an optimizer to a part of the variables would count a step and clip the gradient for every
+part. So the whole update is one function. Called with other handles it updates copies; and where each
+parameter has an owner, the ops that work for it are put on the owner's device.
+
+Some of what an optimizer does needs no gradient: weight decay, an average that overwrites, a constraint.
+It must wait all the same until every replica has read the parameter. The control inputs of a call do not
+see to that: where the call is on another device than what it waits for, TensorFlow's optimiser loses them
+(seen with 2.21). So an update has a gate, an argument for which all of its ops wait.
+"""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.trace.captures import ancestors, captures
+from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.keras_owner import around
+from colonnade.run.trace.xla import compiled, worth_compiling
+
+GATE = tf.TensorSpec([], tf.int32)
+
+
+class Update:
+    """`optimizer.apply` as a function of the gradients and of the handles of all variables it touches.
+
+    Args:
+        optimizer: a Keras optimizer that is built.
+        parameters: what it trains.
+        specs: for each parameter the spec of its gradient, or None where there is none.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
+        present = [i for i, spec in enumerate(specs) if spec is not None]
+        packed = [specs[i] for i in present]
+        trained = as_keras([parameters[i] for i in present])
+
+        def apply(gate: Any, *components: Any) -> Any:
+            gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
+            with tf.control_dependencies([gate]):
+                optimizer.apply(as_divided(gradients, optimizer), trained)
+                return tf.constant(0)
+
+        self._parameters = list(parameters)
+        self._specs = tf.nest.flatten(packed, expand_composites=True)
+        with tf.init_scope():
+            self.concrete = _traced(apply, [GATE, *self._specs], optimizer)
+        self.captures = captures(self.concrete)
+        self._sums: dict[int, Any] = {}  # compiled, by the number of replicas
+
+    def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
+        """Apply the gradients, given as plain tensors, to the variables of these handles.
+
+        Nothing is read or written before the gradients are there, and what else the caller waits for
+        (`tf.control_dependencies`). `function` is `concrete`, or what `placed` made of it.
+        """
+        with tf.control_dependencies(gradients):
+            gate = tf.constant(0)
+        args = [gate, *gradients, *handles]
+        return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=function or self.concrete)[0]
+
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether `at_once` may be called, and is worth it."""
+        return worth_compiling(self.concrete, self.captures)
+
+    def at_once(self, rows: Sequence[Sequence[Any]], handles: Sequence[Any], device: str) -> Any:
+        """Add up the gradients of replicas, given as plain tensors, and apply the sum: compiled.
+
+        `device` is where all the variables are.
+        """
+        num_replicas, each = len(rows), len(self._specs)
+        if num_replicas not in self._sums:
+
+            def summed(*args: Any) -> Any:
+                own = [args[i * each : (i + 1) * each] for i in range(num_replicas)]
+                totals = [functools.reduce(operator.add, column) for column in zip(*own, strict=True)]
+                return self.call(totals, args[num_replicas * each :])
+
+            handed = [tf.TensorSpec(handle.shape, handle.dtype) for handle in self._handles()]
+            self._sums[num_replicas] = compiled(summed, *self._specs * num_replicas, *handed)
+        with tf.device(device):
+            return self._sums[num_replicas](*chain(*rows), *handles)
+
+    def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
+        """The handles for a call, with those of other variables by the `ref()` of the captured ones."""
+        return [
+            variables[capture.variable.ref()] if capture.variable is not None else capture.tensor
+            for capture in self.captures
+        ]
+
+    def owners(self, places: Sequence[int]) -> dict[Any, int]:
+        """The device of each variable, by its ref: parameters as given, slots with them.
+
+        What serves several parameters, such as the learning rate, is device 0's.
+        """
+        owners = dict(zip([p.ref() for p in self._parameters], places, strict=True))
+        served = self._served()
+        for tensor, capture in zip(self._handles(), self.captures, strict=True):
+            if capture.variable is not None and capture.variable.ref() not in owners:
+                together = served.get(tensor.op.name, set())
+                owners[capture.variable.ref()] = owners[next(iter(together))] if len(together) == 1 else 0
+        return owners
+
+    def place(self, owners: Mapping[Any, int], devices: Sequence[str]) -> None:
+        """Put every op that works for one parameter alone on the device of its owner."""
+        # TensorFlow forgets the branches of a function, which the placed one has too, when it is freed.
+        self._unplaced = self.concrete
+        self.concrete = self.placed(owners, devices)
+
+    def placed(self, owners: Mapping[Any, int], devices: Sequence[str]) -> Any:
+        """The update with every op that works for one parameter alone on the device of its owner."""
+        graph = self.concrete.graph.as_graph_def()
+        served = self._served()
+        for node in graph.node:
+            together = served.get(node.name, set())
+            if len(together) == 1 and node.op != "Placeholder":
+                node.device = devices[owners[next(iter(together))]]
+        inputs = [tensor.op.name for tensor in self.concrete.inputs]
+        output = self.concrete.outputs[0].name
+
+        def placed(*args: Any) -> Any:
+            mapped = {f"{name}:0": arg for name, arg in zip(inputs, args, strict=True)}
+            mapped[f"^{inputs[0]}"] = args[0]  # the gate
+            return tf.graph_util.import_graph_def(graph, input_map=mapped, return_elements=[output], name="")[
+                0
+            ]
+
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.concrete.inputs]
+        with tf.init_scope():
+            return concrete(placed, *specs)
+
+    def follow(self) -> None:
+        """Put the work for each parameter where the parameter lives, if they live on several devices."""
+        devices = list(dict.fromkeys(p.device for p in self._parameters))
+        if len(devices) > 1:
+            self.place({p.ref(): devices.index(p.device) for p in self._parameters}, devices)
+
+    def _handles(self) -> list[Any]:
+        return self.concrete.inputs[len(self.concrete.inputs) - len(self.captures) :]
+
+    def _served(self) -> dict[str, set[Any]]:
+        """By the name of an op: the parameters for which it works.
+
+        An op works for a parameter if its result goes into what is written to the parameter, or if
+        it comes from the parameter and goes into what is written to a slot.
+        """
+        served: dict[str, set[Any]] = {}
+        writes = {}
+        for tensor, capture in zip(self._handles(), self.captures, strict=True):
+            if capture.variable is not None:
+                writes[tensor.op.name] = [op for op in tensor.consumers() if "Read" not in op.type]
+        names = {t.op.name: c.variable for t, c in zip(self._handles(), self.captures, strict=True)}
+        parameters = {p.ref() for p in self._parameters}
+        for handle, ops in writes.items():
+            above = {op.name for write in ops for op in ancestors(write)}
+            touched = {names[n].ref() for n in above if names.get(n) is not None} & parameters
+            if names[handle].ref() in parameters:
+                touched = {names[handle].ref()}
+            for name in above | {op.name for op in ops} | {handle}:
+                served.setdefault(name, set()).update(touched)
+        return served
+
+
+def as_divided(gradients: Sequence[Any], optimizer: Any) -> list[Any]:
+    """Dense gradients, where the optimizer divides them by a factor: Keras cannot divide a sparse one."""
+    if all(one.loss_scale_factor is None for one in inside(optimizer)):
+        return list(gradients)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def inside(optimizer: Any) -> list[Any]:
+    """An optimizer and those that it hands gradients on to."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(deeper for one in inner if one is not None for deeper in inside(one))]
+
+
+def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
+    """Each with the Keras variable around it, if there is one: that knows its constraint and its path."""
+    return [variable if (known := around(variable)) is None else known for variable in variables]
+
+
+def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:
+    try:
+        return concrete(apply, *specs)
+    except ValueError as error:
+        if "Unknown variable" not in str(error):
+            raise
+        rule, fix = "is built for other variables than the loss trains", "Make a new optimizer for this loss"
+        raise InvalidArgument("Trainer()", [Problem("optimizer", optimizer.name, rule, fix)]) from None

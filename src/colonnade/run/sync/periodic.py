@@ -1,0 +1,122 @@
+"""Ways of training in which replicas go on their own and are joined every so many steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar
+
+import keras
+
+from colonnade.errors import Problem, check
+from colonnade.run.engine.protocols import Settings, whole
+from colonnade.run.sync.averaging import Averaged, Pulled
+from colonnade.run.sync.local import Local
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Each replica makes `every` steps on its own variables; then the replicas are averaged.
+
+    Args:
+        every: steps between averages.
+        outer: a Keras optimizer that treats what the average has moved by as a gradient; without one
+            the replicas go on from the average itself.
+
+    Example:
+        >>> import colonnade as cn, keras
+        >>> sync = cn.LocalSGD(every=8, outer=keras.optimizers.SGD(1.0, momentum=0.9))
+    """
+
+    every: int
+    outer: Any = None
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("LocalSGD()", [*whole("every", self.every, 1), *_outer_problems(self.outer)])
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> Local:
+        # A copy of its own: the optimizer's state belongs to one training.
+        outer = self.outer
+        if outer is not None:
+            outer = type(outer).from_config({**outer.get_config(), "name": "outer"})
+        return Local(settings, int(self.every), Averaged(outer))
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Local training for many steps, with Nesterov momentum on what the average has moved by.
+
+    It is `LocalSGD` with the outer optimizer of Douillard and others (2023): a rate of 0.7 and a momentum
+    of 0.9.
+
+    Args:
+        every: steps between averages.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.DiLoCo(every=32)
+    """
+
+    every: int = 32
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("DiLoCo()", whole("every", self.every, 1))
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        yield from ()
+
+    def engine(self, settings: Settings) -> Local:
+        outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        return LocalSGD(self.every, outer).engine(settings)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Replicas and a centre pull at each other every so many steps; the centre is what is evaluated.
+
+    A pull moves a replica by `alpha` of its way to the centre, and the centre by the sum of what the
+    replicas were moved by (Zhang, Choromanska and LeCun, 2015).
+
+    Args:
+        every: steps between pulls.
+        alpha: how strong a pull is; 0 leaves the replicas independent, and the centre where it is.
+
+    Example:
+        >>> import colonnade as cn
+        >>> sync = cn.Elastic(every=8, alpha=0.1)
+    """
+
+    every: int
+    alpha: float
+    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+
+    def __post_init__(self) -> None:
+        check("Elastic()", [*whole("every", self.every, 1), *self._alpha_problems()])
+
+    def _alpha_problems(self) -> Iterator[Problem]:
+        number = isinstance(self.alpha, Real) and not isinstance(self.alpha, bool)
+        if not number or not 0 <= self.alpha < 1:
+            yield Problem("alpha", self.alpha, "must be a number from 0 to below 1", "Try alpha=0.1")
+
+    def problems(self, num_devices: int) -> Iterator[Problem]:
+        # A join multiplies the distance between the centre and the replicas' mean by 1 - alpha (n + 1).
+        if self.alpha * (num_devices + 1) >= 2:
+            rule = f"moves the centre of {num_devices} replicas so far past them that it would never settle"
+            fix = f"Try alpha={0.9 / num_devices:.2g}"
+            yield Problem("alpha", self.alpha, rule, fix)
+
+    def engine(self, settings: Settings) -> Local:
+        return Local(settings, int(self.every), Pulled(float(self.alpha)))
+
+
+def _outer_problems(outer: Any) -> Iterator[Problem]:
+    if outer is not None and not all(hasattr(outer, name) for name in ("apply", "build", "get_config")):
+        rule, fix = (
+            "must be a Keras 3 optimizer",
+            "Try keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
+        )
+        yield Problem("outer", outer, rule, fix)

@@ -1,0 +1,72 @@
+"""How a traced function asks for sums over the replicas.
+
+Keras's synchronised batch normalisation asks the replica context that it finds for an `all_reduce`.
+While a function is traced it finds this one, which marks the place in the graph: an op that hands its
+value on, and that the sum over the replicas takes the place of (see `sync_cut`). Where there is one
+replica the marks stay as they are, because the sum is the value.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem
+from colonnade.run.trace.stage_marks import Crossings
+
+# The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
+# that only the name tells of the marks in it.
+MARK = "colonnade_sum_over_replicas"
+
+
+class Exchange(tf.distribute.ReplicaContext):
+    """The replica context around a function that is being traced.
+
+    It belongs to the default strategy, so that nothing but `all_reduce` differs from no context.
+    TensorFlow keeps it with the graph of the trace.
+    """
+
+    def __init__(self, mistakes: list[ColonnadeError]) -> None:
+        super().__init__(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
+        self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
+        self.crossings = Crossings()  # from stage to stage of a pipeline
+        self._marks: list[tf.Tensor] = []
+
+    def around_gradient(self) -> AbstractContextManager[Any]:
+        """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.
+
+        Only where there are marks, because the gradient of a function that was traced in the default
+        context insists on that one.
+        """
+        return self if self.marks(tf.compat.v1.get_default_graph()) else nullcontext()
+
+    @tf.autograph.experimental.do_not_convert
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if str(getattr(reduce_op, "value", reduce_op)).upper() != "SUM":
+            rule = "is no mean over the examples where slices differ in size"
+            fix = "All-reduce the sum and the number of examples, and divide"
+            self.mistakes.append(
+                InvalidArgument("all_reduce()", [Problem("reduce_op", reduce_op, rule, fix)])
+            )
+            raise self.mistakes[-1]
+        return tf.nest.map_structure(self._marked, value)
+
+    def _marked(self, value: Any) -> Any:
+        # The loss is summed over the replicas, so what a sum adds to it is felt by all of them: the
+        # gradient of a sum over the replicas is the sum over the replicas of the gradients.
+        @tf.custom_gradient
+        def marked(tensor: Any) -> Any:
+            mark = tf.identity(tensor, name=MARK)
+            self._marks.append(mark)
+            return mark, self._marked
+
+        return marked(tf.convert_to_tensor(value))
+
+    def marks(self, graph: Any) -> tuple[str, ...]:
+        """The names of the marks in a graph, in the order in which they were made.
+
+        The order is that of the user's code, so it is the same in traces for slices of another size.
+        Marks of other graphs are those of a first trace that made variables, of graphs in which Keras
+        only looks for shapes, and of functions that this one calls.
+        """
+        return tuple(mark.op.name for mark in self._marks if mark.graph is graph)

@@ -1,0 +1,77 @@
+"""What is wrong with the arguments of a trainer and of its fit: all of it, to be told at once."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.hardware import devices as hardware
+from colonnade.run.checkpoint.checkpoint import Checkpoint
+from colonnade.run.data.feed import is_generator
+from colonnade.run.data.iterator_state import generator_problem
+from colonnade.run.parallel.parallel import Devices
+from colonnade.run.pipeline.pipeline import Pipeline
+from colonnade.run.sync.lockstep import Synchronous
+
+
+def of_training(loss: Any, optimizer: Any) -> Iterator[Problem]:
+    if not callable(loss):
+        yield Problem(
+            "loss", loss, "must be a function of a batch", "Pass the function itself, not its value"
+        )
+    if not all(hasattr(optimizer, name) for name in ("apply", "build", "scale_loss")):
+        yield Problem("optimizer", optimizer, "must be a Keras 3 optimizer", "Try keras.optimizers.Adam()")
+
+
+def of_options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
+    if penalty is not None and not callable(penalty):
+        yield Problem("penalty", penalty, "must be a function without arguments", "Wrap it: lambda: ...")
+    if on_nan not in ("stop", "skip"):
+        yield Problem("on_nan", on_nan, "must be stop or skip", "Leave it out to stop")
+    if reduce != "auto":
+        yield Problem("reduce", reduce, "must be auto", "Leave it out")
+
+
+def resolved(devices: Devices | Pipeline) -> tuple[tuple[str, ...], Sequence[Problem]]:
+    """The devices, or what is wrong with them: told with all else that is."""
+    if isinstance(devices, Pipeline):
+        return devices.devices, ()
+    try:
+        return hardware.resolve(devices, "Trainer()"), ()
+    except InvalidArgument as error:
+        return (), error.problems
+
+
+def of_pipeline(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterator[Problem]:
+    if pipeline is not None and sync != Synchronous():
+        rule = "has no meaning for a pipeline, whose rows work in lockstep"
+        yield Problem("sync", sync, rule, "Leave it out")
+    if pipeline is not None and variables != "auto":
+        rule = "has no meaning for a pipeline, whose variables live with their stages"
+        yield Problem("variables", variables, rule, "Leave it out")
+
+
+def of_fit(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        rule, fix = "must be a cn.Checkpoint", "Try cn.Checkpoint('runs/first', every=1000)"
+        yield Problem("checkpoint", checkpoint, rule, fix)
+    elif checkpoint is not None and checkpoint.data == "exact" and is_generator(data):
+        yield generator_problem(data)
+    if isinstance(data, Iterator) and isinstance(epochs, int) and epochs > 1:
+        rule = "asks for data that can be gone through again; an iterator is at its end after once"
+        yield Problem("epochs", epochs, rule, "Pass a list of batches, or a tf.data.Dataset.from_generator")
+    for name, value, optional in (
+        ("steps", steps, True),
+        ("epochs", epochs, True),
+        ("log_every", log_every, False),
+    ):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not whole and not (optional and value is None):
+            yield Problem(name, value, "must be a whole number from 1 up", f"Try {name}=10")
+
+
+def of_callbacks(callbacks: Any) -> Iterator[Problem]:
+    given = callbacks if isinstance(callbacks, list | tuple) else None
+    if given is None or not all(callable(callback) for callback in given):
+        rule = "must be a list of functions that are called with a Record"
+        fix = "Try callbacks=[lambda record: record.loss < 0.1]; Keras's callbacks are for cn.fit"
+        yield Problem("callbacks", callbacks, rule, fix)

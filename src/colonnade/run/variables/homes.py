@@ -1,0 +1,287 @@
+"""Where the variables of a training live, and which of them each replica reads and writes.
+
+    shared        one copy of the parameters; every replica reads it
+    mirrored      a copy on every device, all updated alike
+    partitioned   every parameter, with its optimizer state, lives on one device, dealt by size; parts of
+                  a layer that is split by width stay where the layer put them
+    local         every device has parameters and optimizer state of its own (not a choice of the user's)
+
+What the function itself changes (moving averages, states of random generators) is kept once per
+replica in every mode, so that replicas neither wait for each other nor draw the same numbers. That goes
+for what it assigns to a trained variable too: the replicas' copies become one value (see `aggregation`),
+which the variable takes before its update.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.trace.captures import Capture
+from colonnade.run.variables.aggregation import Mean, State, another_stream, is_random_state, rule_of
+from colonnade.run.variables.parts import home_of
+
+MODES = ("shared", "mirrored", "partitioned")
+
+Bindings = dict[Any, Any]  # the handle to use, by the ref() of the variable that was captured
+
+
+class Residence:
+    """The copies of variables that a mode needs, and the bindings of each replica."""
+
+    def __init__(
+        self,
+        mode: str,
+        devices: Sequence[str],
+        parameters: Sequence[tf.Variable],
+        slots: Sequence[tf.Variable],
+    ) -> None:
+        self.mode, self.devices = mode, tuple(devices)
+        self.parameters, self.slots = list(parameters), list(slots)
+        self._trained = {parameter.ref() for parameter in parameters}
+        self.states: dict[Any, State] = {}
+        self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
+        self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
+        self._aliases: list[Bindings] = [{} for _ in devices]
+        self._stand_ins: list[Bindings] = [{} for _ in devices]  # per device: for what loops read, by ref
+        for variable in [*parameters, *slots]:
+            self._house(variable)
+
+    def _house(self, variable: tf.Variable) -> None:
+        if self.mode in ("mirrored", "local"):
+            for i in range(0 if self.mode == "local" else 1, len(self.devices)):
+                self._copies[i][variable.ref()] = copy_of(variable, self.devices[i])
+
+    def own(self, replica: int, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+        """What a replica has for these variables: its copies, or the variables themselves."""
+        return [self._copies[replica].get(variable.ref(), variable) for variable in variables]
+
+    def deal(self, owners: dict[Any, int], devices: Sequence[str]) -> None:
+        """Give each parameter and slot to a device (partitioned); all replicas share the owner's copy."""
+        for variable in [*self.parameters, *self.slots]:
+            if home_of(variable) is not None:
+                continue
+            copy = copy_of(variable, devices[owners[variable.ref()]])
+            for copies in self._copies:
+                copies[variable.ref()] = copy
+
+    def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """The handles with which a replica's function is called."""
+        found: Bindings = {}
+        for capture in captures:
+            variable = capture.variable
+            if variable is None:
+                continue
+            own = self._written(replica, capture)
+            if own is not None:
+                found[variable.ref()] = own.handle
+            else:
+                found[variable.ref()] = self._read(replica, variable)
+        return found
+
+    def bindings_after(self, calls: Sequence[Any], captures: Iterable[Capture]) -> Bindings:
+        """Those of replica 0 for what is called after the function: it reads what the function assigned.
+
+        The handles themselves wait, because the control inputs of a call may be lost where it is on
+        another device than what it waits for.
+        """
+        found = self.bindings(0, captures)
+        for ref in self.assigned.keys() & found.keys():
+            with tf.device(self.states[ref].copies[0].device), tf.control_dependencies(calls):
+                found[ref] = tf.identity(found[ref])
+        return found
+
+    def update_bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """The handles with which the update is called on a device."""
+        variables = [capture.variable for capture in captures if capture.variable is not None]
+        return {v.ref(): self._copies[replica].get(v.ref(), v).handle for v in variables}
+
+    def make_stand_ins(self, replica: int, captures: Iterable[Capture]) -> None:
+        """In eager code, before `stand_ins`."""
+        own, device = self._stand_ins[replica], self.devices[replica]
+        for capture in captures:
+            if capture.variable is not None and capture.looped and not capture.written:
+                (source,) = self.own(replica, [capture.variable])
+                if not source.device.endswith(device) and source.ref() not in own:
+                    own[source.ref()] = copy_of(source, device)
+
+    def stand_ins(self, replica: int, captures: Iterable[Capture]) -> Bindings:
+        """Handles on the replica's device for what its loops read, given the values of this moment.
+
+        A loop that reads from another device waits for it at every turn. On the CPU a stand-in takes
+        the buffer and not a copy of it, until the update writes a new one.
+        """
+        found: Bindings = {}
+        for capture in captures:
+            if capture.variable is None or capture.written:
+                continue
+            (source,) = self.own(replica, [capture.variable])
+            own = self._stand_ins[replica].get(source.ref())
+            if own is not None:
+                own.assign(source.read_value())
+                found[capture.variable.ref()] = own.handle
+        return found
+
+    def _read(self, replica: int, variable: tf.Variable) -> Any:
+        """A handle of the replica's own.
+
+        Replicas that are given the same handle are run one after the other, because TensorFlow takes
+        a call for a write; another tensor for the same variable does not show that.
+        """
+        own = self._aliases[replica]
+        if variable.ref() not in own:
+            spread = self.mode in ("mirrored", "local")
+            if spread and replica and variable.ref() not in self._copies[replica]:
+                self._copies[replica][variable.ref()] = copy_of(variable, self.devices[replica])
+            source = self._copies[replica].get(variable.ref(), variable)
+            with tf.init_scope(), tf.device(source.device):
+                own[variable.ref()] = tf.identity(source.handle)
+        return own[variable.ref()]
+
+    def _written(self, replica: int, capture: Capture) -> tf.Variable | None:
+        """What a replica has for a variable that the function changes; None if it changes it nowhere.
+
+        Its handle is the same for whatever uses it, so that what reads it waits for what wrote it.
+        """
+        ref = capture.variable.ref()
+        if capture.written and ref in self._trained:
+            self.assigned[ref] = capture.variable
+        if self.mode == "local" and ref in self.assigned:  # a replica has parameters of its own
+            return self._copies[replica][ref]
+        if capture.written and ref not in self.states:
+            self.states[ref] = self._state(capture)
+        return self.states[ref].copies[replica] if ref in self.states else None
+
+    def _state(self, capture: Capture) -> State:
+        variable = capture.variable
+        copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
+        random, summed = is_random_state(capture), len(copies) > 1 and rule_of(variable) == "sum"
+        if random:
+            for replica, copy in enumerate(copies):
+                copy.assign(another_stream(variable, replica))
+        base = copy_of(variable, copies[0].device) if summed and not random else None
+        return State(variable, copies, random, variable.ref() in self.assigned, base)
+
+    def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
+        """Where the replicas' copies of what the function changes are."""
+        return self.devices
+
+    def enter(self) -> None:
+        """Before steps: the user's variables are the truth; copies take their values."""
+        self.refresh()
+        self.restore_states()
+
+    def refresh(self, but: frozenset[Any] = frozenset()) -> None:
+        """Give all copies the values of the user's variables, except those of some, named by their refs."""
+        for variable, copy in self._pairs():
+            if variable.ref() not in but:
+                copy.assign(variable)
+
+    def restore_states(self, only: set[Any] | None = None) -> list[Any]:
+        """Give the replicas' copies the values of the user's variables; random streams go on.
+
+        With `only`, a set of refs, that of some of them.
+        """
+        wanted = [s for s in self.states.values() if only is None or s.original.ref() in only]
+        changed = [state for state in wanted if not state.random]
+        return [
+            copy.assign(self.current(state.original).read_value())
+            for state in changed
+            for copy in state.copied
+        ]
+
+    def leave(self) -> None:
+        """After steps: the user's variables take the values of the owners' copies (partitioned)."""
+        if self.mode == "partitioned":
+            for variable, copy in self._pairs():
+                variable.assign(copy)
+
+    def _pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        pairs = {id(copy): (ref.deref(), copy) for copies in self._copies for ref, copy in copies.items()}
+        return list(pairs.values())
+
+    def current(self, variable: tf.Variable) -> tf.Variable:
+        """The variable that holds its value between steps: the owner's copy (partitioned) or itself."""
+        return self._copies[0].get(variable.ref(), variable) if self.mode == "partitioned" else variable
+
+    def constants(self) -> list[tf.Variable]:
+        """What the function reads and nobody here changes; a callback of the user's may."""
+        known = self._trained | self.states.keys()
+        return [ref.deref() for ref in self._aliases[0] if ref not in known]
+
+    def homes(self) -> dict[str, str]:
+        """The device of every parameter and slot: the owner's copy where they are partitioned."""
+        owned = self._copies[0] if self.mode == "partitioned" else {}
+        variables = [*self.parameters, *self.slots]
+        return {v.name: owned.get(v.ref(), v).device for v in variables}
+
+    def streams(self) -> list[tf.Variable]:
+        """The states of the replicas' random generators."""
+        return [copy for state in self.states.values() if state.random for copy in state.copies]
+
+    def take_assigned(self, mean: Mean) -> list[Any]:
+        """Ops that give trained variables what the function assigned to them: before the update."""
+        values = [(state, state.value(mean)) for state in self.states.values() if state.trained]
+        return [home.assign(value) for state, value in values for home in self._homes(state.original)]
+
+    def _homes(self, variable: tf.Variable) -> list[tf.Variable]:
+        """All variables that hold its value between steps."""
+        held = [self.own(i, [variable])[0] for i in range(len(self.devices))]
+        return list({id(one): one for one in held}.values())
+
+    def settle_states(self, mean: Mean, *, everywhere: bool = True) -> list[Any]:
+        """Ops that give the user's variables what the replicas made of the states, by some mean of them.
+
+        The replicas get it too, unless `everywhere` is False. Of what is trained they get what the update
+        made of it.
+        """
+        ops = []
+        for state in self.states.values():
+            if state.trained:
+                value, targets = self.current(state.original).read_value(), state.copied
+            else:
+                shared = everywhere and not state.random
+                value, targets = state.value(mean), (state.original, *(state.copied if shared else ()))
+            ops += [variable.assign(value) for variable in targets]
+        return ops
+
+
+def mean_of_first(count: int) -> Mean:
+    """The mean over the first so many copies."""
+    return lambda copies: tf.add_n([copy.read_value() for copy in copies[:count]]) / count
+
+
+def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
+    """A variable with the same value on another device."""
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(
+            variable.read_value(), trainable=False, dtype=variable.dtype, name=variable.name.partition(":")[0]
+        )
+
+
+def owners_of(parameters: Sequence[tf.Variable], devices: Sequence[str], by: str = "size") -> list[str]:
+    """The device of each parameter where they are partitioned; parts of a variable stay at home."""
+    homes = [home_of(parameter) for parameter in parameters]
+    free = [
+        p.shape.num_elements() * p.dtype.size for p, home in zip(parameters, homes, strict=True) if not home
+    ]
+    places = iter(dealt(free, len(devices), by))
+    return [home or devices[next(places)] for home in homes]
+
+
+def dealt(sizes: Sequence[int], num_devices: int, by: str = "size") -> list[int]:
+    """Which device gets each of some variables: the largest first to the least loaded, or in turn.
+
+    >>> dealt([10, 40, 20, 30], 2)
+    [0, 0, 1, 1]
+    >>> dealt([10, 40, 20, 30], 2, by="turn")
+    [0, 1, 0, 1]
+    """
+    if by == "turn":
+        return [i % num_devices for i in range(len(sizes))]
+    loads = [0] * num_devices
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = min(range(num_devices), key=lambda d: (loads[d], d))
+        loads[owners[i]] += sizes[i]
+    return owners
