@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import long
+from kernels import plain
 
 import colonnade as cn
 from colonnade.hardware.placement import short
@@ -127,7 +128,8 @@ def test_a_step_computes_on_the_devices_of_the_stages():
     engine, batch = trainer._engine, Arguments((X, Y), {})
     engine.prepare(batch)
     report = cn.placement(lambda *parts: engine.step(batch.with_components(parts)).loss, *batch.components())
-    ran = {(row.op, short(row.actual)) for row in report.ops if row.op in ("MatMul", "TanhGrad")}
+    rows = [(plain(row.op), short(row.actual)) for row in report.ops]
+    ran = {row for row in rows if row[0] in ("MatMul", "TanhGrad")}
     # The first stage has no input to give a gradient to, so its one product backward is for the kernel.
     assert ran == {("MatMul", "CPU:2"), ("MatMul", "CPU:5"), ("TanhGrad", "CPU:2")}
 

@@ -5,7 +5,6 @@ to a few units in the last place of float32: 1e-5 of the largest value here. Whe
 (columns, lookups) the same tolerance covers that a narrower matrix product may be blocked otherwise.
 """
 
-import re
 from collections import Counter
 from functools import cache
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import long
+from kernels import plain
 
 import colonnade as cn
 from colonnade.run.batch.split import Arguments
@@ -129,11 +129,6 @@ def test_parts_stay_where_they_are_when_variables_are_partitioned():
     }
     for part, old in zip(wide.logical[0].parts, before, strict=True):
         assert not np.array_equal(part.numpy(), old)
-
-
-def plain(op):
-    """TensorFlow puts kernels of its own in place of some ops: fused ones, and those of oneDNN."""
-    return re.sub("^_(Mkl)?(Native)?(Fused)?", "", op)
 
 
 def test_work_is_done_where_the_part_is():
