@@ -18,8 +18,8 @@ from families import kept
 
 import colonnade as cn
 from colonnade.run.engine import traces
-from colonnade.run.engine.traces import Descent
-from colonnade.run.sync import lockstep
+from colonnade.run.engine.traces import Traces
+from colonnade.run.sync import workers
 
 # Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
 
@@ -182,20 +182,20 @@ def test_the_same_batch_everywhere_is_noticed(monkeypatch, home):
         factor = tf.constant(1.0 / sum(counts), tf.float64)
         return [batch.rows(tf.range(count)).prefixed(factor) for count in counts]
 
-    monkeypatch.setattr(lockstep, "with_factor", broken)
+    monkeypatch.setattr(workers, "slices", broken)
     assert_noticed("plain", home, 2)
 
 
 @pytest.mark.parametrize(("home", "of_the_loss"), [("shared", False), ("mirrored", True)])
 def test_a_penalty_that_counts_twice_is_noticed(monkeypatch, home, of_the_loss):
-    once = Descent.with_penalty
+    once = Traces.with_penalty
 
     def broken(self, gradients, loss, *rest):
         gradients, first, health = once(self, gradients, loss, *rest)
         gradients, second, _ = once(self, gradients, first, *rest)
         return gradients, second if of_the_loss else first, health
 
-    monkeypatch.setattr(Descent, "with_penalty", broken)
+    monkeypatch.setattr(Traces, "with_penalty", broken)
     assert_noticed("penalty", home, 2)
 
 

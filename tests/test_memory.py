@@ -8,6 +8,7 @@ import tensorflow as tf
 from fresh import fresh, run
 
 import colonnade as cn
+from colonnade.run.engine import traces
 from colonnade.run.memory import estimate as estimates
 from colonnade.run.memory.dry_run import Bytes, Seen
 from colonnade.run.sync import lockstep
@@ -281,7 +282,7 @@ def test_d2_by_width():
 def test_a_batch_no_larger_than_one_that_fits_is_not_rehearsed_again(monkeypatch):
     seen = []
     monkeypatch.setattr(lockstep, "limited", lambda devices: True)
-    monkeypatch.setattr(lockstep, "misfits", lambda memory: seen.append(memory) or ())
+    monkeypatch.setattr(traces, "misfits", lambda memory: seen.append(memory) or ())
     monkeypatch.setattr(estimates, "rehearse", lambda plays: [Seen((Bytes(0, 0, 0),))])
     dense = keras.layers.Dense(1)
     trainer = cn.Trainer(lambda x: dense(x)[:, 0] ** 2, keras.optimizers.SGD(0.1), devices=1)

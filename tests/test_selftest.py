@@ -28,7 +28,7 @@ from colonnade.run.selftest import equivalence, movement, selftest
 from colonnade.run.selftest import report as reports
 from colonnade.run.selftest.check import Check, Result, Verdict
 from colonnade.run.step import objective
-from colonnade.run.sync import lockstep
+from colonnade.run.sync import workers
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables import homes
 from colonnade.show.selftest import report
@@ -187,7 +187,7 @@ def test_trainings_fail_if_a_replicas_gradient_is_dropped(monkeypatch, name):
         dropped = [*gradients[:-1], [lost(gradient) for gradient in gradients[-1]]]
         return reduce(dropped, devices, order, **options)
 
-    monkeypatch.setattr(lockstep, "reduce", broken)
+    monkeypatch.setattr(workers, "reduce", broken)
     assert "largest difference" in fails(name)
 
 
@@ -199,7 +199,7 @@ def test_trainings_fail_for_the_mean_over_slices(monkeypatch, name):
         each = [tf.constant(1.0 / (len(counts) * count), tf.float64) for count in counts]
         return [part.prefixed(factor) for factor, part in zip(each, batch.parts(counts), strict=True)]
 
-    monkeypatch.setattr(lockstep, "with_factor", broken)
+    monkeypatch.setattr(workers, "slices", broken)
     fails(name)
 
 
@@ -208,7 +208,7 @@ def test_mirrored_fails_if_a_copy_gets_another_gradient(monkeypatch):
         held = spread(values, devices, order)
         return [*held[:-1], [lost(value) for value in held[-1]]]
 
-    monkeypatch.setattr(lockstep, "spread", broken)
+    monkeypatch.setattr(workers, "spread", broken)
     fails("variables: mirrored")
     assert outcome("variables: shared").state == "passed"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import colonnade as cn
 from colonnade.run.batch.shares import FIRST_WINDOW, Measured, alike, proportional
-from colonnade.run.sync import lockstep
+from colonnade.run.sync import workers
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(31, 4))
@@ -111,7 +111,7 @@ def test_memory_is_estimated_for_the_largest_slice(monkeypatch):
     trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2, sync=sync)
     trainer._engine.shares.speeds = np.array([1.0, 4.0])
     parts = []
-    monkeypatch.setattr(lockstep, "of_replicas", lambda _, __, part, *___: parts.append(part))
+    monkeypatch.setattr(workers, "of_replicas", lambda _, __, part, *___: parts.append(part))
     trainer.memory(np.ones(100, "float32"))
     assert [part.components()[-1].shape[0] for part in parts] == [80]
 

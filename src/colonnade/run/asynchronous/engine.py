@@ -14,8 +14,10 @@ from colonnade.run.asynchronous.schedule_clock import paced
 from colonnade.run.asynchronous.step_record import Compute, Sliced
 from colonnade.run.asynchronous.stream import Race
 from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.engine.gradients import components, divided, divisor, gradient_specs
+from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Settings, Then
-from colonnade.run.engine.traces import Descent, components, divided, divisor, gradient_specs
+from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.untrainable import split_by_width
@@ -50,7 +52,8 @@ class Stale:
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = damping
-        self._descent = Descent(settings)
+        self._traces = Traces(settings)
+        self._guard = Guard(settings, self._traces)
         self._residence: Residence | None = None
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
         self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
@@ -67,11 +70,11 @@ class Stale:
 
     @property
     def optimizer(self) -> Any:
-        return self._descent.optimizer
+        return self._traces.optimizer
 
     @property
     def parameters(self) -> list[tf.Variable]:
-        return self._descent.parameters
+        return self._traces.parameters
 
     def loop(self, then: Then) -> Race:
         return Race(self, then)
@@ -87,14 +90,14 @@ class Stale:
         rows = batch.size("the batch")
         assert rows is not None
         counts = sizes(rows, len(self.devices))
-        self._descent.prepare(batch, counts, self._refused, self._memory)
+        self._traces.prepare(batch, counts, self._refused, self._memory)
         # Any device may take any slice.
         computes = {
             (i, count): self._compute(i, count, batch)
             for count in dict.fromkeys(counts)
             for i in range(len(self.devices))
         }
-        _, dtype, metrics = self._descent.told(batch, counts)
+        _, dtype, metrics = self._traces.told(batch, counts)
         return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
 
     def _refused(self, traces: Sequence[Objective]) -> Iterator[Problem]:
@@ -107,7 +110,7 @@ class Stale:
         rows = batch.size("the batch")
         assert rows is not None
         counts = sizes(rows, len(self.devices))
-        return self._descent.estimate(batch, counts, self._refused, self._memory)
+        return self._traces.estimated(batch, counts, self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
@@ -119,7 +122,7 @@ class Stale:
     def _settled(self, traced: Traced) -> Residence:
         """What a device has of its own: a place for the parameters it reads, and the states."""
         if self._residence is None:
-            slots = {slot.ref() for slot in self._descent.slots}
+            slots = {slot.ref() for slot in self._traces.slots}
             # A loss that is scaled reads the scale, which is the optimizer's.
             scales = [variable for variable in traced.variables if variable.ref() in slots]
             self._shared = shared = [*self.parameters, *scales]
@@ -127,7 +130,7 @@ class Stale:
             self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
             if scales:
                 self._scale = trace(unconverted(self._factor))
-            for slot in self._descent.slots:
+            for slot in self._traces.slots:
                 if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name:
                     self._counters[slot.ref()] = copy_of(slot, slot.device)
         return self._residence
@@ -158,7 +161,7 @@ class Stale:
     def _compute(self, i: int, count: int, batch: Arguments) -> Compute:
         """What device i does with a slice of `count` rows, given the parameters that it has read."""
         spec = batch.resized(count).prefixed(tf.TensorSpec([], tf.float64))
-        traced = self._descent.objective(spec, i, len(self.devices))
+        traced = self._traces.objective(spec, i, len(self.devices))
         residence, device = self._settled(traced), self.devices[i]
         bindings = self._bindings(i, traced.captures)
         own = residence.own(i, self._shared)
@@ -206,7 +209,7 @@ class Stale:
             return divided(value, divisor(amount))
 
         own = mean(share.loss)
-        gradients, loss, penalty = self._descent.with_penalty(
+        gradients, loss, penalty = self._traces.with_penalty(
             [mean(gradient) for gradient in share.gradients],
             own,
             self.devices[i],
@@ -215,7 +218,7 @@ class Stale:
         )
         metrics = [mean(value) for value in share.metrics.values()]
         told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
-        health = [tf.cast(numbers, dtype) for numbers in (self._descent.health(share), penalty)]
+        health = [tf.cast(numbers, dtype) for numbers in (self._guard.health(share), penalty)]
         return tf.concat([tf.stack(told), *health], axis=0), gradients
 
     def _push(self, specs: Sequence[Any]) -> Call:
@@ -227,7 +230,7 @@ class Stale:
         if key not in self._pushes:
             present = [i for i, spec in enumerate(specs) if spec is not None]
             packed = [specs[i] for i in present]
-            optimizer, parameters = self._descent.optimizer, self.parameters
+            optimizer, parameters = self._traces.optimizer, self.parameters
             targets = as_keras(parameters)
             scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
 
@@ -270,7 +273,7 @@ class Stale:
 
     def not_finite(self, i: int, step: int, watched: Any) -> NotFinite:
         applied = "This slice was not applied; other slices may have been."
-        return self._descent.not_finite(self.devices[i], step, watched, applied)
+        return self._guard.not_finite(self.devices[i], step, watched, applied)
 
     def begin(self) -> None:
         """Devices are about to work."""
@@ -346,11 +349,11 @@ class Stale:
         assert self._residence is not None
         self._show()
         self._global_steps.assign(self.made)
-        lost = self._descent.lost()
+        lost = self._traces.lost()
         if self.order is not None:
             lost = [*lost, "the order of reads and updates begins again"]
         kept = state_of(self._residence, self._global_steps, lost)
-        groups = {"parameters": self.parameters, "optimizer": self._descent.slots}
+        groups = {"parameters": self.parameters, "optimizer": self._traces.slots}
         shared = {
             f"{group}/{name}": Item(variable, variable)
             for group, variables in groups.items()
@@ -393,18 +396,14 @@ class Stale:
         return error
 
     def homes(self) -> dict[str, str]:
-        return {v.name: v.device for v in (*self.parameters, *self._descent.slots)}
+        return {v.name: v.device for v in (*self.parameters, *self._traces.slots)}
 
     def replicas(self) -> list[list[tf.Variable]]:
         return [self.parameters for _ in self.devices]
 
-    def kept(self) -> list[tf.Variable]:
-        streams = self._residence.streams() if self._residence is not None else []
-        return [*self._counters.values(), *streams]
-
     def traffic(self) -> float:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
         held = [p.shape.num_elements() * p.dtype.size for p in self.parameters]
-        dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
+        dense = [s for s in self._traces.specs if isinstance(s, tf.TensorSpec)]
         sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
         return float((len(self.devices) - 1) * (sum(held) + sum(sent)))

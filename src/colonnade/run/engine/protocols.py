@@ -149,9 +149,6 @@ class Engine(Protocol):
     def replicas(self) -> list[list[tf.Variable]]:
         """For each device the variables that it reads as the parameters."""
 
-    def kept(self) -> list[tf.Variable]:
-        """The engine's own variables: with the user's ones and the optimizer's, all that a training is."""
-
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average; rows of sparse gradients not counted."""
 

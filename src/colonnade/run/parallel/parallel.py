@@ -12,6 +12,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
 from colonnade.run.parallel.join import check_join, join_leaf
+from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced, Voice
@@ -28,7 +29,7 @@ class Parallel:
         self._join = join
         self._names = parameter_names(fn)
         self._where = f"parallel({getattr(fn, '__name__', type(fn).__name__)})"
-        self._traces: dict[Hashable, Traced] = {}
+        self._traces = TraceCache(self._traced, devices, version=_seed)
         self._compiled: dict[Hashable, Any] = {}
         self.devices = tuple(devices)
 
@@ -39,7 +40,7 @@ class Parallel:
     @property
     def traces(self) -> list[Traced]:
         """The traces of the function so far."""
-        return list(self._traces.values())
+        return list(self._traces)
 
     @tf.autograph.experimental.do_not_convert
     def run(self, arguments: Arguments) -> Any:
@@ -132,23 +133,14 @@ class Parallel:
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Traced:
         """One trace for all replicas whose slices have the same shape, or one each where it must be."""
-        traced = self._cached(part, None)
-        if num_replicas == 1:
-            return traced
-        check(self._where, refusals(traced))
-        voice = traced.voice(replica, self.devices[replica])
-        return traced if voice is None else self._cached(part, voice)
+        if num_replicas > 1:
+            check(self._where, refusals(self._traces.get(part)))
+        return self._traces.of_replica(part, replica, num_replicas)
 
-    def _cached(self, part: Arguments, voice: Voice | None) -> Traced:
-        key = (part.key(), voice, _seed())
-        if key in self._traces:
-            return self._traces[key]
+    def _traced(self, part: Arguments, voice: Voice | None) -> Traced:
         # A tf.function would keep the numbers and the words of the replica that it was traced for first.
         fn = getattr(self._fn, "python_function", self._fn) if voice else self._fn
-        traced = Traced(fn, part, voice)
-        if traced.portable:
-            self._traces[key] = traced
-        return traced
+        return Traced(fn, part, voice)
 
     def follows(self, part: Arguments, traced: Traced, counts: Sequence[Any]) -> list[bool]:
         """Which outputs have a batch dim: their first dim changes with the size of the slice.
@@ -165,7 +157,7 @@ class Parallel:
             return ranked
         size = rows or 2
         # Twice the size: a function that takes groups of rows takes that too.
-        one, other = (self._cached(part.resized(rows), None).paths() for rows in (size, 2 * size))
+        one, other = (self._traces.get(part.resized(rows)).paths() for rows in (size, 2 * size))
         return [
             has_rank and (_first(a) is None or _first(a) != _first(b))
             for has_rank, (_, a), (_, b) in zip(ranked, one, other, strict=True)

@@ -11,9 +11,10 @@ from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.move.reduce import star
 from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
+from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import problems, together
-from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Residence
 
 
@@ -36,8 +37,8 @@ class Evaluation:
     """Runs a loss function over data on all devices; changes nothing, not even moving averages."""
 
     def __init__(self, loss: Callable[..., Any], devices: Sequence[str]) -> None:
-        self._loss, self._devices = loss, tuple(devices)
-        self._traces: dict[Hashable, Score] = {}
+        self._devices = tuple(devices)
+        self._scores = TraceCache(lambda part, voice: Score(loss, part, voice), devices)
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
         self._residence = Residence("shared", devices, [], [])
@@ -87,16 +88,7 @@ class Evaluation:
         return concrete(sums, *specs)
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
-        """One trace for slices of one shape; one each where replicas speak or draw seeded numbers."""
-        common = self._cached(part, None)
-        voice = common.voice(replica, self._devices[replica])
-        return common if num_replicas == 1 or voice is None else self._cached(part, voice)
-
-    def _cached(self, part: Arguments, voice: Voice | None) -> Score:
-        key = (part.key(), voice)
-        if key not in self._traces:
-            self._traces[key] = Score(self._loss, part, voice)
-        return self._traces[key]
+        return self._scores.of_replica(part, replica, num_replicas)
 
 
 @contextmanager

@@ -1,31 +1,30 @@
 """Local training: every replica makes steps on variables of its own, and now and then they are joined."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.run.batch.split import Arguments, sizes
-from colonnade.run.engine.graph_loop import Loop
-from colonnade.run.engine.protocols import Outcome, Settings, Then
-from colonnade.run.engine.traces import Descent, components, divided, divisor
-from colonnade.run.memory.estimate import Memory, of_replicas
+from colonnade.run.batch.split import Arguments
+from colonnade.run.engine.gradients import components, divided, divisor
+from colonnade.run.engine.graph_engine import GraphEngine
+from colonnade.run.engine.protocols import Outcome, Settings
 from colonnade.run.move.reduce import traffic
-from colonnade.run.step.objective import Objective, Share
+from colonnade.run.step.objective import Share
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Residence
-from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
+from colonnade.run.variables.saved_state import Item, State, bases, named
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
 
 
-class Local:
+class Local(GraphEngine):
     """Builds the graph of a step of local training, which ends with a join every so many steps.
 
     The gradient of a replica is that of the mean over its own slice. The replicas' optimizers all count
@@ -35,11 +34,8 @@ class Local:
     """
 
     def __init__(self, settings: Settings, every: int, join: Join) -> None:
-        self._settings, self.devices = settings, settings.devices
+        super().__init__(settings)
         self._every, self._join = every, join
-        self._descent = Descent(settings)
-        self._order = settings.order
-        self._residence: Residence | None = None
         self._shown: list[Any] | None = None  # the values that the user's variables were left with
         self._shows: dict[int, Any] = {}
         with tf.device("/device:CPU:0"):
@@ -47,58 +43,23 @@ class Local:
             # Examples, or sums of weights, that each replica has seen since the last join.
             self._seen = tf.Variable(tf.zeros([len(self.devices)], tf.float64), trainable=False, name="seen")
 
-    @property
-    def optimizer(self) -> Any:
-        return self._descent.optimizer
-
-    @property
-    def parameters(self) -> list[tf.Variable]:
-        return self._descent.parameters
-
-    def loop(self, then: Then) -> Loop:
-        return Loop(self, then)
-
-    def key(self, batch: Arguments) -> Hashable:
-        return batch.key()
-
-    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
-        return self._descent.told(batch, self._counts(batch))
-
-    def prepare(self, batch: Arguments) -> None:
-        """Trace the loss, and make every replica's own variables. Must run in eager code."""
-        self._descent.prepare(batch, self._counts(batch), self._refused, self._memory)
-        if self._residence is None:
-            self._residence = Residence("local", self.devices, self.parameters, self._descent.slots)
-            self._join.settle(self.parameters, self.devices[0])
-        for objective in self._descent.objectives:
-            for i in range(len(self.devices)):
-                self._residence.bindings(i, objective.captures)
-
-    def _refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
+    def refused(self, traces: Sequence[Traced]) -> Iterator[Problem]:
         yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
-    def memory(self, batch: Arguments) -> Memory:
-        return self._descent.estimate(batch, self._counts(batch), self._refused, self._memory)
-
-    def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
-        return of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
-
-    def _counts(self, batch: Arguments) -> tuple[int, ...]:
-        total = batch.size("the batch")
-        assert total is not None
-        return sizes(total, len(self.devices))
+    def house(self) -> Residence:
+        """Every replica has variables of its own."""
+        self._join.settle(self.parameters, self.devices[0])
+        return Residence("local", self.devices, self.parameters, self.traces.slots)
 
     def _held(self) -> Held:
-        assert self._residence is not None
-        copies = [self._residence.own(i, self.parameters) for i in range(len(self.devices))]
-        return Held(self.parameters, copies, self.devices, self._order)
+        copies = [self.housed.own(i, self.parameters) for i in range(len(self.devices))]
+        return Held(self.parameters, copies, self.devices, self.settings.order)
 
     def step(self, batch: Arguments) -> Outcome:
         """The graph of one step on a batch of known size; call it inside a tf.function."""
-        assert self._residence is not None
-        counts = self._counts(batch)
+        counts = self.cut(batch)
         before = [(copy, copy.read_value()) for copy in self._states()]
         shares, gradients, losses, penalties, calls = [], [], [], [], []
         for i, (part, count) in enumerate(zip(batch.parts(counts), counts, strict=True)):
@@ -121,11 +82,11 @@ class Local:
         metrics = {name: mean([_own_mean(s, s.metrics[name]) for s in shares]) for name in shares[0].metrics}
         per_replica = tf.stack(own)
         undo = None
-        if self._settings.on_nan == "skip" or before:
+        if self.settings.on_nan == "skip" or before:
             undo = lambda: self._undone(before)  # noqa: E731
         with tf.control_dependencies(calls):
-            skipped = self._descent.guarded(
-                self._descent.watched(shares, per_replica, penalties),
+            skipped = self.guard.guarded(
+                self.guard.watched(shares, per_replica, penalties),
                 lambda: self._written(gradients, amounts),
                 undo,
             )
@@ -137,17 +98,16 @@ class Local:
         """What a replica makes of its slice: its share, its gradient, its loss with the penalty and the
         health of that, and what to wait for.
         """
-        assert self._residence is not None
-        residence = self._residence
+        residence = self.housed
         given = part.prefixed(tf.constant(1.0 / count, tf.float64))
-        traced = self._descent.objective(given, i, num_active)
+        traced = self.traces.objective(given, i, num_active)
         bindings = residence.bindings(i, traced.captures)
         leaves = traced.on(self.devices[i], given.components(), bindings, replica=i)
         share = traced.pack(leaves)
         gradients = share.gradients
         if share.weight is not None:
             gradients = [divided(gradient, divisor(share.weight)) for gradient in gradients]
-        gradients, loss, penalty = self._descent.with_penalty(
+        gradients, loss, penalty = self.traces.with_penalty(
             gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
         )
         return share, gradients, loss, penalty, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
@@ -155,54 +115,50 @@ class Local:
     def _undone(self, before: Sequence[tuple[tf.Variable, Any]]) -> Any:
         """The states as they were before the step, which is skipped, or raises."""
         ops = [variable.assign(value) for variable, value in before]
-        if self._settings.on_nan == "skip":
+        if self.settings.on_nan == "skip":
             ops.append(self._skips.assign_add(1))
         with tf.control_dependencies(ops):
             return tf.constant(1)
 
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
-        assert self._residence is not None
-        residence, assigned = self._residence, self._residence.assigned.values()
+        residence, assigned = self.housed, self.housed.assigned.values()
         states = [state for state in residence.states.values() if not state.random]
         trained = [copy for i in range(len(self.devices)) for copy in residence.own(i, assigned)]
         return [*trained, *(copy for state in states for copy in state.copies)]
 
     def _written(self, gradients: Sequence[list[Any]], amounts: Sequence[Any]) -> Any:
         """Every replica's update, and a join if it is time for one."""
-        assert self._residence is not None
         ops = []
         for i, mine in enumerate(gradients):
-            update = self._descent.update(mine)
-            bindings = self._residence.update_bindings(i, update.captures)
+            update = self.traces.update(mine)
+            bindings = self.housed.update_bindings(i, update.captures)
             with tf.device(self.devices[i]), tf.name_scope(f"update_{i}"):
                 ops.append(update.call(components(mine), update.bound(bindings)))
         with tf.control_dependencies(ops):
             ops += self._counters(len(gradients))
             idle = tf.zeros([len(self.devices) - len(amounts)], tf.float64)
             ops.append(self._seen.assign_add(tf.concat([tf.stack(amounts), idle], axis=0)))
-            made = self._descent.made.assign_add(1, read_value=True)
+            made = self.guard.made.assign_add(1, read_value=True)
         with tf.control_dependencies([*ops, made]):
-            due = tf.equal(self._descent.made.read_value() % self._every, 0)
+            due = tf.equal(self.guard.made.read_value() % self._every, 0)
             return tf.cond(due, self._joined, lambda: tf.constant(0)) if self._every > 1 else self._joined()
 
     def _counters(self, num_active: int) -> list[Any]:
         """A replica without work counts the step all the same, so that schedules follow global steps."""
-        assert self._residence is not None
-        counters = [slot for slot in self._descent.slots if not slot.dtype.is_floating]
-        first = self._residence.own(0, counters)
+        counters = [slot for slot in self.traces.slots if not slot.dtype.is_floating]
+        first = self.housed.own(0, counters)
         idle = range(num_active, len(self.devices))
         return [
             copy.assign(source.read_value())
             for i in idle
-            for copy, source in zip(self._residence.own(i, counters), first, strict=True)
+            for copy, source in zip(self.housed.own(i, counters), first, strict=True)
         ]
 
     def _joined(self) -> Any:
-        assert self._residence is not None
         seen = self._seen.read_value()
         ops = self._join.ops(self._held(), _portions(seen))
-        ops += self._residence.settle_states(self._mean_state(seen), everywhere=not self._join.centred)
+        ops += self.housed.settle_states(self._mean_state(seen), everywhere=not self._join.centred)
         with tf.control_dependencies(ops), tf.control_dependencies([self._seen.assign(tf.zeros_like(seen))]):
             return tf.constant(0)
 
@@ -214,9 +170,9 @@ class Local:
         )
 
     def leave(self) -> None:
-        if self._residence is None:
+        if self._housed is None:
             return
-        known = len(self._residence.states)
+        known = len(self.housed.states)
         if known not in self._shows:
             self._shows[known] = concrete(self._show)
         self._shows[known]()
@@ -224,10 +180,9 @@ class Local:
 
     def _show(self) -> Any:
         """Give the user's variables what stands for the replicas."""
-        assert self._residence is not None
         seen = self._seen.read_value()
-        for slot in self._descent.slots:
-            copies = [self._residence.own(i, [slot])[0] for i in range(len(self.devices))]
+        for slot in self.traces.slots:
+            copies = [self.housed.own(i, [slot])[0] for i in range(len(self.devices))]
             first, values = copies[0].read_value(), [copy.read_value() for copy in copies]
             if not slot.dtype.is_floating:  # a counter
                 slot.assign(first)
@@ -237,7 +192,7 @@ class Local:
                 mean = tf.where(tf.reduce_all(tf.stack(values) == first), first, mean)
             slot.assign(mean)
 
-        residence = self._residence
+        residence = self.housed
 
         def between() -> Any:
             ops = residence.settle_states(self._mean_state(seen), everywhere=False)
@@ -249,7 +204,7 @@ class Local:
 
         # Right after a join the user's variables hold its result. What was seen does not tell: it may be
         # examples without any weight, while momentum or a penalty moved the replicas.
-        joined = tf.equal(self._descent.made.read_value() % self._every, 0)
+        joined = tf.equal(self.guard.made.read_value() % self._every, 0)
         return tf.cond(joined, lambda: tf.constant(0), between)
 
     def remember(self) -> None:
@@ -257,28 +212,26 @@ class Local:
         self._shown = [variable.read_value() for variable in self._users()]
 
     def _users(self) -> list[tf.Variable]:
-        assert self._residence is not None
-        states = [state.original for state in self._residence.states.values()]
-        return [*self.parameters, *self._descent.slots, *states]
+        states = [state.original for state in self.housed.states.values()]
+        return [*self.parameters, *self.traces.slots, *states]
 
     def enter(self) -> None:
         """What the user assigned to a variable, all replicas take; the others stay with what they have."""
-        if self._residence is None:
+        if self._housed is None:
             return
         users, shown = self._users(), self._shown or []
         same = [
             bool(tf.reduce_all(user.read_value() == value)) for user, value in zip(users, shown, strict=False)
         ]
         assigned = {user.ref() for user, equal in zip(users, same, strict=False) if not equal}
-        self._residence.refresh(but=frozenset(user.ref() for user in users) - assigned)
-        self._residence.restore_states(only=assigned)
+        self.housed.refresh(but=frozenset(user.ref() for user in users) - assigned)
+        self.housed.restore_states(only=assigned)
         self._join.refresh(assigned)
 
     def state(self) -> State:
         """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
-        assert self._residence is not None
         self.leave()
-        kept = state_of(self._residence, self._descent.made, self._descent.lost())
+        kept = super().state()
         kept_by_joins = self._join.kept()
         starts = dict(zip((v.ref() for v in kept_by_joins), self.parameters, strict=False))
         joins = {f"join/{name}": Item(v, v, starts.get(v.ref())) for name, v in named(kept_by_joins).items()}
@@ -288,25 +241,23 @@ class Local:
 
     def _copies(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, what each replica has for itself and is not random."""
-        assert self._residence is not None
         replicas = range(len(self.devices))
         variables = {
             **{f"parameters/{name}": v for name, v in named(self.parameters).items()},
-            **{f"optimizer/{name}": v for name, v in named(self._descent.slots).items()},
+            **{f"optimizer/{name}": v for name, v in named(self.traces.slots).items()},
         }
         found = {
-            name: tuple(self._residence.own(i, [variable])[0] for i in replicas)
+            name: tuple(self.housed.own(i, [variable])[0] for i in replicas)
             for name, variable in variables.items()
         }
-        averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
+        averaged = {s.original.ref(): s.copies for s in self.housed.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
         states = {f"states/{name}": averaged[v.ref()] for name, v in originals.items()}
-        return found | states | bases(self._residence)
+        return found | states | bases(self.housed)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: replicas as they were, or on another number of devices from their mean."""
-        assert self._residence is not None
-        resume(self._residence, own)
+        super().resume(own)
         seen = own.get(SEEN, ())
         if len(seen) == len(self.devices):
             for name, copies in self._copies().items():
@@ -328,27 +279,10 @@ class Local:
         skips = int(self._skips)
         return skips - (skips - step) // self._every * self._every
 
-    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
-        return self._descent.explained(error)
-
-    def homes(self) -> dict[str, str]:
-        return self._residence.homes() if self._residence is not None else {}
-
-    def replicas(self) -> list[list[tf.Variable]]:
-        return [list(own) for own in self._held().copies] if self._residence is not None else []
-
-    def kept(self) -> list[tf.Variable]:
-        if self._residence is None:
-            return [self._descent.made, self._skips, self._seen]
-        variables = [*self.parameters, *self._descent.slots]
-        own = [copy for i in range(len(self.devices)) for copy in self._residence.own(i, variables)]
-        states = [copy for state in self._residence.states.values() for copy in state.copies]
-        return [self._descent.made, self._skips, self._seen, *own, *states, *self._join.kept()]
-
     def traffic(self) -> float:
         """Parameters to device 0 and back, once in so many steps."""
         specs = [tf.TensorSpec(p.shape, p.dtype) for p in self.parameters]
-        return 2 * traffic([specs] * len(self.devices), self._order).total / self._every
+        return 2 * traffic([specs] * len(self.devices), self.settings.order).total / self._every
 
 
 def _own_mean(share: Share, value: Any) -> Any:

@@ -29,8 +29,9 @@ from colonnade.run.engine.protocols import (
 )
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.parallel.parallel import Devices
-from colonnade.run.pipeline.engine import Conveyor, PipelineEvaluation
+from colonnade.run.pipeline.evaluation import PipelineEvaluation
 from colonnade.run.pipeline.pipeline import Pipeline
+from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.train import checks
@@ -108,7 +109,7 @@ class Trainer:
         self._engine: Engine
         self._evaluation: Evaluation
         if pipeline is not None:
-            self._engine = Conveyor(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
+            self._engine = pipelined(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
             settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)

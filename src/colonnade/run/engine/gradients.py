@@ -1,0 +1,73 @@
+"""Gradients as engines handle them: dense, sparse or None, and the specs that an update is traced for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+
+
+def slice_specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """What `slices` gives, as far as is needed to trace with."""
+    return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
+
+
+def slices(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
+    """The slices of a batch, each behind one over the size of the whole batch."""
+    factor = tf.constant(1.0 / sum(counts), tf.float64)
+    return [part.prefixed(factor) for part in batch.parts(counts)]
+
+
+def divisor(weight: Any) -> Any:
+    """What to divide a sum of weighted values by: where nothing has a weight, their mean is 0."""
+    return tf.where(weight == 0, tf.ones_like(weight), weight)
+
+
+def divided(gradient: Any, weight: Any) -> Any:
+    """A gradient, dense or sparse or None, over a number."""
+    return None if gradient is None else each(lambda g: g / tf.cast(weight, g.dtype), gradient)
+
+
+def each(fn: Callable[[Any], Any], gradient: Any) -> Any:
+    """A function of the values of a gradient, dense or sparse."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(fn(gradient.values), gradient.indices, gradient.dense_shape)
+    return fn(gradient)
+
+
+def plus(gradient: Any, extra: Any) -> Any:
+    """The sum of two gradients, of which one may be None."""
+    if gradient is None or extra is None:
+        return gradient if extra is None else extra
+    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
+
+
+def components(gradients: Sequence[Any]) -> list[Any]:
+    """The plain tensors of the gradients that there are."""
+    return tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
+
+
+def gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
+
+    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
+    sparse gradient vary.
+    """
+    return [
+        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
+    if gradient is None or isinstance(gradient, tf.IndexedSlicesSpec | tf.TensorSpec):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlicesSpec(
+            shape=shape,
+            dtype=gradient.dtype,
+            indices_dtype=gradient.indices.dtype,
+            dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
+            indices_shape=[None],
+        )
+    return tf.TensorSpec(shape, gradient.dtype)

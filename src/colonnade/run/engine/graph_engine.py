@@ -1,0 +1,150 @@
+"""What all ways of training have in common whose step is a graph.
+
+A way of training is a class on top of this one. It says at most six things:
+
+    counts    how many rows of a batch each replica gets; the same for all, if it does not say
+    refused   what it cannot train
+    estimate  the memory that a replica's slice takes
+    house     where the variables live
+    step      the graph of a step
+    traffic   the bytes that a step moves between devices
+
+The rest is here: traces, the guard against NaN, the loop, what a checkpoint keeps, what users look at.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.engine.graph_loop import Loop
+from colonnade.run.engine.guard import Guard
+from colonnade.run.engine.protocols import Outcome, Settings, Then
+from colonnade.run.engine.traces import Traces
+from colonnade.run.memory.estimate import Memory, of_replicas
+from colonnade.run.step.objective import Objective
+from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.saved_state import State, resume, state_of
+
+
+class GraphEngine:
+    """Builds the graph of a step for batches of any size."""
+
+    def __init__(self, settings: Settings, traces: Traces | None = None) -> None:
+        self.settings, self.devices = settings, settings.devices
+        self.traces = traces or Traces(settings)
+        self.guard = Guard(settings, self.traces)
+        self._housed: Residence | None = None
+
+    def counts(self, rows: int) -> tuple[int, ...]:
+        """How many rows of a batch each replica gets."""
+        return sizes(rows, len(self.devices))
+
+    def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
+        """What stands in the way of training this way, told from the traces of the slices."""
+        return ()
+
+    def estimate(self, largest: Objective, part: Arguments, num_active: int) -> Memory:
+        """The memory that each device needs, told from the largest slice and its trace."""
+        mode, by = self.settings.mode, self.settings.dealt
+        return of_replicas(largest, self.optimizer, part, self.devices, mode, num_active, by)
+
+    def house(self) -> Residence:
+        """Find a home for parameters and slots, which are known by now."""
+        return Residence(self.settings.mode, self.devices, self.parameters, self.traces.slots)
+
+    def step(self, batch: Arguments) -> Outcome:
+        """The graph of one step on a batch of known size; called inside a tf.function."""
+        raise NotImplementedError
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the devices, on average; rows of sparse gradients not counted."""
+        raise NotImplementedError
+
+    @property
+    def optimizer(self) -> Any:
+        return self.traces.optimizer
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        return self.traces.parameters
+
+    @property
+    def housed(self) -> Residence:
+        """Where the variables live, once everything is prepared."""
+        assert self._housed is not None
+        return self._housed
+
+    def loop(self, then: Then) -> Loop:
+        return Loop(self, then)
+
+    def prepare(self, batch: Arguments) -> None:
+        """Trace the loss, make the optimizer's variables, and find a home for everything.
+
+        Must run in eager code, before a step is built: variables are made here.
+        """
+        self.traces.prepare(batch, self.cut(batch), self.refused, self.estimate)
+        if self._housed is None:
+            self._housed = self.house()
+        self.bind()
+
+    def bind(self) -> None:
+        """Make the variables and handles that the traces need."""
+        for objective in self.traces.objectives:
+            for i in range(len(self.devices)):
+                self.housed.bindings(i, objective.captures)
+
+    def cut(self, batch: Arguments) -> tuple[int, ...]:
+        """The sizes of the slices of such a batch."""
+        rows = batch.size("the batch")
+        assert rows is not None
+        return self.counts(rows)
+
+    def key(self, batch: Arguments) -> Hashable:
+        """Equal for batches that one graph serves."""
+        return batch.key()
+
+    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        """Of a step on such a batch: how many replicas work, the dtype of the loss, those of the metrics."""
+        return self.traces.told(batch, self.cut(batch))
+
+    def memory(self, batch: Arguments) -> Memory:
+        """An estimate of what a step on such a batch takes on each device; makes no variables."""
+        return self.traces.estimated(batch, self.cut(batch), self.refused, self.estimate)
+
+    def enter(self) -> None:
+        if self._housed is not None:
+            self._housed.enter()
+
+    def leave(self) -> None:
+        if self._housed is not None:
+            self._housed.leave()
+
+    def state(self) -> State:
+        """What a checkpoint keeps (see `Resumable`)."""
+        return state_of(self.housed, self.guard.made, self.traces.lost())
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        """Go on from a saved step, whose values the user's variables have by now."""
+        resume(self.housed, own)
+
+    def next_join(self, step: int) -> int:
+        """The first step from here on after which the replicas agree: every step, if nothing else is said."""
+        return step
+
+    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+        return self.guard.explained(error, self.culprit)
+
+    def culprit(self, replica: int, bad: Sequence[str]) -> str:
+        """The device on which something is not finite; `bad` are the variables with such a gradient."""
+        return self.devices[replica]
+
+    def homes(self) -> dict[str, str]:
+        return self._housed.homes() if self._housed is not None else {}
+
+    def replicas(self) -> list[list[tf.Variable]]:
+        if self._housed is None:
+            return [[] for _ in self.devices]
+        return [self._housed.own(i, self.parameters) for i in range(len(self.devices))]

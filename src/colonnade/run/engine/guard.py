@@ -1,0 +1,105 @@
+"""The guard against NaN: nothing is applied unless every loss and gradient of a step is finite."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.errors import NotFinite
+from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.traces import Traces
+from colonnade.run.step.objective import Share
+
+# Begins the message of the assertion that guards an update.
+NOT_FINITE = "colonnade: a loss or gradient is not finite"
+
+
+class Guard:
+    """Looks at what the replicas computed before an update is made, and says who had what is not finite."""
+
+    def __init__(self, settings: Settings, traces: Traces) -> None:
+        self._settings, self._traces = settings, traces
+        with tf.device("/device:CPU:0"):
+            self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
+
+    def watched(self, shares: Sequence[Share], losses: Any, penalties: Sequence[Any]) -> Any:
+        """A row per replica of what must be finite: its loss, numbers for its gradients and for its penalty.
+
+        Where the penalty is computed once, for all replicas, it is in the row of the first.
+        """
+        health = [self.health(share) for share in shares]
+        penalties = [*penalties, *[tf.zeros_like(penalties[0])] * (len(shares) - len(penalties))]
+        columns = [losses[:, None], tf.stack(health), tf.stack(penalties)]
+        return tf.concat([tf.cast(column, losses.dtype) for column in columns], axis=1)
+
+    def health(self, share: Share) -> Any:
+        """A number for each gradient that must be finite."""
+        if hasattr(self._settings.optimizer, "dynamic_scale"):  # loss scaling looks for infinities itself
+            return tf.zeros([0])
+        return share.health
+
+    def guarded(self, watched: Any, write: Callable[[], Any], undo: Callable[[], Any] | None) -> Any:
+        """Write, unless something is not finite: 1 if the update was left out, else 0.
+
+        `undo` takes back what the replicas wrote already. It is needed to skip; without it the guard
+        raises before anything is written.
+        """
+        on_nan = self._settings.on_nan
+        if on_nan is None:
+            return write()
+        healthy = tf.reduce_all(tf.math.is_finite(watched))
+        said = [NOT_FINITE, self.made.read_value(), tf.shape(watched), watched]
+        if undo is None:
+            with tf.control_dependencies([tf.debugging.Assert(healthy, said, summarize=-1)]):
+                return write()
+        left_out = tf.cond(healthy, write, undo)
+        if on_nan == "skip":
+            return left_out
+        with tf.control_dependencies([left_out]):
+            asserted = tf.debugging.Assert(healthy, said, summarize=-1)
+        with tf.control_dependencies([asserted]):
+            return tf.identity(left_out)
+
+    def explained(
+        self, error: tf.errors.InvalidArgumentError, culprit: Callable[[int, Sequence[str]], str]
+    ) -> Exception:
+        """If the guard of the update spoke: which device, step and variable; else the error as it is.
+
+        `culprit` tells the device from the replica and the names of the variables with bad gradients.
+        """
+        words = re.search(rf"{NOT_FINITE}\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*\n", error.message, re.S)
+        if not words:
+            return error
+        step, rows, columns = int(words[1]) + 1, int(words[2]), int(words[3])
+        table = np.array([float(n) for n in re.findall(r"[-+.\w]+", words[4])]).reshape(rows, columns)
+        replica = int(np.argwhere(~np.isfinite(table))[0][0])
+        return self.not_finite(culprit(replica, self._bad(table[replica])), step, table[replica])
+
+    def _bad(self, row: np.ndarray) -> list[str]:
+        """The variables whose gradients are not finite in a row of `watched`."""
+        penalized = self._traces.penalized
+        own, penalty = np.split(row[1:], [len(row) - 1 - len(penalized)])
+        names = [parameter.name for parameter in self._traces.parameters]
+        columns = [*zip(names, own, strict=False), *zip(penalized[1:], penalty[1:], strict=True)]
+        return [name for name, value in columns if not np.isfinite(value)]
+
+    def not_finite(
+        self, device: str, step: int, row: np.ndarray, applied: str = "No update was applied."
+    ) -> NotFinite:
+        """What to raise for a row of `watched` that is not finite; `applied` says what came of it."""
+        bad = self._bad(row)
+        first = f"; first bad gradient: {bad[0]}" if bad else ""
+        what, look = "the loss", "the batch and the learning rate"
+        if np.isfinite(row[0]):
+            what = "a gradient"
+        if np.isfinite(row[: len(row) - len(self._traces.penalized)]).all():
+            what, look = "the penalty, or its gradient,", "what the penalty computes"
+        return NotFinite(
+            f"{what} is not finite on {device} at step {step}{first}. "
+            f'{applied} Look at {look}, or choose on_nan="skip".',
+            device=device,
+            step=step,
+            variable=bad[0] if bad else None,
+        )

@@ -1,0 +1,232 @@
+"""Rows of a pipeline as the workers of a synchronous step: micro-batches in the order of a schedule.
+
+Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
+optimizer keeps for it, on the device of the first stage that uses it, once in every row. The places of a row
+are the devices of its stages, and after them those on which layers that are split by width have parts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.hardware.devices import are_cards
+from colonnade.run.batch.shares import Even
+from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.engine.gradients import components, slices
+from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.traces import Traces
+from colonnade.run.memory.estimate import Memory, homes_of, of_pipeline
+from colonnade.run.move.reduce import Order, add, order_for, reduce, spread
+from colonnade.run.pipeline.pipeline import Pipeline
+from colonnade.run.pipeline.refusals import assigned_again, refusals, split_in_rows
+from colonnade.run.pipeline.tasks import Passage
+from colonnade.run.step.gradient_sums import Recipe, cut, joined
+from colonnade.run.step.objective import Objective, Share, stacked, vital
+from colonnade.run.step.update import Update
+from colonnade.run.sync.lockstep import Lockstep
+from colonnade.run.trace.stage_cut import Legs, untied
+from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.parts import home_of
+from colonnade.run.variables.stage_homes import Stagewise
+
+
+def pipelined(
+    pipeline: Pipeline,
+    loss: Callable[..., Any],
+    optimizer: Any,
+    *,
+    penalty: Callable[[], Any] | None,
+    on_nan: str | None,
+) -> Lockstep:
+    """Synchronous training in which a row of the pipeline takes the place of each replica."""
+    # A trace cannot be cut inside a tf.function, so its Python function is traced.
+    plain = getattr(loss, "python_function", loss)
+    ends = tuple(row[-1] for row in pipeline.rows)
+    settings = Settings(plain, optimizer, ends, "partitioned", penalty, on_nan)
+    # To look at the gradient of every micro-batch would cost some percent of a step.
+    traces = Traces(settings, examined=False)
+    pipeline.optimizer = optimizer
+    return Lockstep(settings, traces, Rows(pipeline, traces), Even(len(ends)))
+
+
+class Rows:
+    """Pipelines side by side, each with a slice of the batch in micro-batches."""
+
+    def __init__(self, pipeline: Pipeline, traces: Traces) -> None:
+        self._pipeline, self._traces, self._rows = pipeline, traces, pipeline.rows
+        self._legs: dict[Objective, Legs] = {}
+        self._places: list[tuple[str, ...]] = [tuple(row) for row in pipeline.rows]
+        self._place_of: dict[Any, int] = {}  # by the ref of a variable
+        self._homes: dict[Any, int] = {}  # the places of parameters and slots, by their refs
+        self._functions: dict[tuple[Update, int], Any] = {}
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        return (*self._pipeline.devices, *homes_of(self._legs))
+
+    def slices(self, counts: Sequence[int]) -> Sequence[int]:
+        """Those of the micro-batches."""
+        return [count for row in self._pipeline.counts(sum(counts)) for count in row]
+
+    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
+        return self._traces.of_micro_batch(part, number, num_slices)
+
+    def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
+        yield from (problems := list(refusals(traces, self._pipeline)))
+        if problems:
+            return
+        yield from split_in_rows(traces, self._pipeline)
+        yield from assigned_again(traces[0], self._pipeline)
+        for traced in dict.fromkeys(traces):
+            yield from untied(self._cut(traced), self._pipeline.tied)
+
+    def _cut(self, traced: Objective) -> Legs:
+        """The legs of a trace. An optimizer that makes a scale for the loss has it traced once more."""
+        if traced not in self._legs:
+            on_cards = are_cards(self._pipeline.devices)
+            self._legs[traced] = Legs(traced, self._pipeline.num_stages, on_cards=on_cards)
+        return self._legs[traced]
+
+    def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
+        split = self._pipeline.counts(sum(counts))
+        return of_pipeline(
+            traces[0],  # no micro-batch is larger
+            self._cut(traces[0]),
+            self._traces.optimizer,
+            slices(with_stand_ins(batch), self.slices(counts))[0],
+            self._rows,
+            len(split[0]),
+            self._pipeline.schedule,
+        )
+
+    def house(self) -> Residence:
+        parameters, slots = self._traces.parameters, self._traces.slots
+        for traced in self._traces.objectives:
+            self._place_of.update({ref: min(stages) for ref, stages in self._cut(traced).users.items()})
+        for ref in self._place_of:
+            home = home_of(ref.deref())
+            if home is not None:  # and so there is one row
+                if home not in self._places[0]:
+                    self._places[0] = (*self._places[0], home)
+                self._place_of[ref] = self._places[0].index(home)
+        update = self._traces.update(self._traces.specs)
+        given = [self._place_of[parameter.ref()] for parameter in parameters]
+        self._homes = {s.ref(): 0 for s in slots} | update.owners(given)
+        return Stagewise(self._places, self._place_of | self._homes, parameters, slots)
+
+    def bind(self, housed: Residence) -> None:
+        assert isinstance(housed, Stagewise)
+        for objective in self._traces.objectives:
+            for row in range(len(self._rows)):
+                for stage in range(self._pipeline.num_stages):
+                    housed.at_stage(row, stage, objective.captures)
+
+    def compute(
+        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+    ) -> tuple[list[Share], list[Any]]:
+        assert isinstance(housed, Stagewise)
+        split = self._pipeline.counts(sum(counts))
+        parts = iter(slices(batch, self.slices(counts)))
+        total = sum(len(row) for row in split)
+        shares, calls, stamps = [], [], []
+        for number, (devices, row) in enumerate(zip(self._rows, split, strict=False)):
+            mine = [next(parts) for _ in row]
+            first = sum(len(other) for other in split[:number])
+            traces = [self.trace(part, first + i, total) for i, part in enumerate(mine)]
+            passage = Passage(devices, number)
+            for traced, part in zip(traces, mine, strict=True):
+                handles = [housed.at_stage(number, stage, traced.captures) for stage in range(len(devices))]
+                passage.add(traced, self._cut(traced), part.components(), handles)
+            passage.run(self._pipeline.schedule(len(devices), len(row)))
+            shares.append(self._sum(passage, traces, self._places[number], how))
+            calls += passage.last
+            stamps += passage.stamps
+        calls.append(self._pipeline.note(stamps))
+        return shares, calls
+
+    def _sum(
+        self, passage: Passage, traces: Sequence[Objective], places: Sequence[str], how: Sequence[Recipe]
+    ) -> Share:
+        """What the micro-batches of a row add together; gradients stay where their parameters live."""
+        shares = [traced.pack(passage.leaves(i)) for i, traced in enumerate(traces)]
+        home = passage.devices[-1]
+        gradients, sizes, vitals = [], [], []
+        inputs = zip(
+            *(zip(shares[i].gradients, shares[i].sizes, strict=True) for i in passage.order), strict=True
+        )
+        for parameter, column, recipe in zip(self._traces.parameters, inputs, how, strict=True):
+            with tf.device(places[self._place_of[parameter.ref()]]):
+                total, parts = _accumulated(column, recipe)
+                gradients.append(total)
+                sizes.append(parts)
+                vitals.append(vital(total))
+        with tf.device(home):
+            return Share(
+                loss=tf.add_n([share.loss for share in shares]),
+                weight=None if shares[0].weight is None else tf.add_n([share.weight for share in shares]),
+                metrics={k: tf.add_n([share.metrics[k] for share in shares]) for k in shares[0].metrics},
+                outputs=[share.outputs for share in shares],
+                gradients=gradients,
+                health=stacked(vitals),
+                sizes=sizes,
+            )
+
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+        sums: list[Any] = [None] * len(self._traces.parameters)
+        for mine, devices in self._by_place(len(gradients)):
+            of_stage = [[row[i] for i in mine] for row in gradients]
+            for i, total in zip(mine, reduce(of_stage, devices, order_for(devices)), strict=True):
+                sums[i] = total
+        return sums
+
+    def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
+        return None
+
+    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+        update = self._traces.update(gradients)
+        return [self._updated(update, mine, i, housed) for i, mine in enumerate(self._spread(gradients))]
+
+    def _updated(self, update: Update, gradients: list[Any], row: int, housed: Residence) -> Any:
+        if (update, row) not in self._functions:
+            self._functions[update, row] = update.placed(self._homes, self._places[row])
+        handles = update.bound(housed.update_bindings(row, update.captures))
+        with tf.name_scope(f"update_{row}"):
+            return update.call(components(gradients), handles, self._functions[update, row])
+
+    def _spread(self, gradients: list[Any]) -> list[list[Any]]:
+        """The gradients once for every row, each where its parameter lives."""
+        rows: list[list[Any]] = [[None] * len(gradients) for _ in self._rows]
+        for mine, devices in self._by_place(len(rows)):
+            copies = spread([gradients[i] for i in mine], devices, order_for(devices))
+            for row, copy in zip(rows, copies, strict=True):
+                for i, gradient in zip(mine, copy, strict=True):
+                    row[i] = gradient
+        return rows
+
+    def _by_place(self, num_rows: int) -> Iterator[tuple[list[int], list[str]]]:
+        """The parameters of each place, by their positions, and the place's devices in some rows."""
+        places = [self._place_of[parameter.ref()] for parameter in self._traces.parameters]
+        for place in range(len(self._places[0])):
+            mine = [i for i, at in enumerate(places) if at == place]
+            yield mine, [row[place] for row in self._places[:num_rows]]
+
+    def culprit(self, worker: int, bad: Sequence[str]) -> str:
+        places = [self._place_of[p.ref()] for p in self._traces.parameters if p.name in bad[:1]]
+        return self._places[worker][places[0]] if places else self._rows[worker][-1]
+
+    def traffic(self) -> float:
+        """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
+        held = sum(p.shape.num_elements() * p.dtype.size for p in self._traces.parameters)
+        return 2.0 * (len(self._rows) - 1) * held
+
+
+def _accumulated(column: Sequence[tuple[Any, Any]], recipe: Recipe) -> tuple[Any, Any]:
+    """A gradient of all micro-batches, added up as they come, so that one copy is kept and not all.
+
+    Takes the gradients with the sizes of their pieces, and gives both for the sum.
+    """
+    cuts = [cut(gradient, sizes, recipe) for gradient, sizes in column if gradient is not None]
+    return joined([add(parts) for parts in zip(*cuts, strict=True)] or [None], recipe, len(cuts))

@@ -1,0 +1,187 @@
+"""Who computes a synchronous step: replicas, each with a slice of the batch.
+
+Rows of a pipeline are the other kind of workers (see `pipeline.rows`); `Lockstep` takes either.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.engine.gradients import components, slices
+from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.traces import Traces
+from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
+from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, traffic
+from colonnade.run.step.gradient_sums import Recipe
+from colonnade.run.step.objective import Objective, Share
+from colonnade.run.step.update import Update
+from colonnade.run.trace.sync_cut import problems, together
+from colonnade.run.variables.homes import Residence, owners_of
+
+
+class Workers(Protocol):
+    """Compute the gradients of a step, and hold the copies of the variables that are updated."""
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        """All devices that a step uses."""
+
+    def slices(self, counts: Sequence[int]) -> Sequence[int]:
+        """How many examples each trace is given, where workers have so many."""
+
+    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
+        """The trace for one of the slices."""
+
+    def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
+        """What stands in the way of running these traces."""
+
+    def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
+        """The memory that each device needs for such a batch, told from the traces of its slices."""
+
+    def house(self) -> Residence:
+        """A home for parameters and slots."""
+
+    def bind(self, housed: Residence) -> None:
+        """Make the variables and handles that the traces need."""
+
+    def compute(
+        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+    ) -> tuple[list[Share], list[Any]]:
+        """What every worker adds to the step, and what to wait for until all have computed."""
+
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+        """The sum of each gradient over the workers."""
+
+    def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
+        """A compiled update that adds up the gradients of all workers by itself, if that is worth it."""
+
+    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+        """Ops that update every copy of the variables."""
+
+    def culprit(self, worker: int, bad: Sequence[str]) -> str:
+        """The device on which something is not finite; `bad` are the variables with such a gradient."""
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the devices."""
+
+
+class Replicas:
+    """A replica per device; variables are shared, mirrored or partitioned."""
+
+    def __init__(self, settings: Settings, traces: Traces) -> None:
+        self._settings, self._devices, self._traces = settings, settings.devices, traces
+        self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
+        self._placed: set[Update] = set()
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        """Those of the replicas, and those on which layers that are split by width have parts."""
+        return (*self._devices, *homes_of(self._traces.objectives))
+
+    def slices(self, counts: Sequence[int]) -> Sequence[int]:
+        return counts
+
+    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
+        return self._traces.objective(part, number, num_slices)
+
+    def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
+        return problems(traces)
+
+    def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
+        which = counts.index(max(counts))
+        part = slices(with_stand_ins(batch), counts)[which]
+        mode, by = self._settings.mode, self._settings.dealt
+        optimizer, devices = self._traces.optimizer, self._devices
+        return of_replicas(traces[which], optimizer, part, devices, mode, len(counts), by)
+
+    def house(self) -> Residence:
+        mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
+        housed = Residence(mode, self._devices, parameters, slots)
+        if mode == "partitioned":
+            places = owners_of(parameters, self._devices, self._settings.dealt)
+            update = self._traces.update(self._traces.specs)
+            self._owners = update.owners([self.every_device.index(place) for place in places])
+            housed.deal({slot.ref(): 0 for slot in slots} | self._owners, self.every_device)
+        return housed
+
+    def bind(self, housed: Residence) -> None:
+        for objective in self._traces.objectives:
+            for i in range(len(self._devices)):
+                housed.bindings(i, objective.captures)
+                housed.make_stand_ins(i, objective.captures)
+
+    def compute(
+        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+    ) -> tuple[list[Share], list[Any]]:
+        parts = slices(batch, counts)
+        traces = [self.trace(part, i, len(counts)) for i, part in enumerate(parts)]
+        bindings = [
+            housed.bindings(i, traced.captures) | housed.stand_ins(i, traced.captures)
+            for i, traced in enumerate(traces)
+        ]
+        given = [part.components() for part in parts]
+        results = together(traces, self._devices[: len(counts)], given, bindings, order)
+        shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+        return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+        working = self._devices[: len(gradients)]
+        return reduce(gradients, working, order, bucket_bytes=bucket_for(working))
+
+    def _placed_update(self, gradients: Sequence[Any]) -> Update:
+        """The update for such gradients, with its work where the variables are."""
+        update = self._traces.update(gradients)
+        if update not in self._placed:
+            if self._settings.mode == "shared":
+                update.follow()
+            if self._owners:
+                update.place(self._owners, self.every_device)
+            self._placed.add(update)  # a penalty makes sparse gradients dense, which is another update
+        return update
+
+    def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
+        if self._settings.mode != "shared" or self._traces.penalty is not None:
+            return None
+        # A slice of another size may have gradients of another kind.
+        alike = len({self._traces.update(row) for row in rows}) == 1
+        return update if alike and (update := self._placed_update(rows[0])).compiles else None
+
+    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+        update = self._placed_update(gradients)
+        copies = self._spread(gradients, num_active, order)
+        return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
+
+    def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
+        """The gradients once for every copy of the variables."""
+        if self._settings.mode != "mirrored" or len(self._devices) == 1:
+            return [gradients]
+        full = order if len(self._devices) == num_active else star(len(self._devices))
+        return spread(gradients, self._devices, full)
+
+    def _updated(self, update: Update, gradients: list[Any], home: int, housed: Residence) -> Any:
+        """Update one copy of the variables."""
+        bindings, mode = housed.update_bindings(home, update.captures), self._settings.mode
+        undivided = mode == "shared" or (mode == "partitioned" and len(set(self.every_device)) == 1)
+        if update.compiles and undivided:
+            place = self._traces.parameters[0].device if mode == "shared" else self.every_device[0]
+            return update.at_once([components(gradients)], update.bound(bindings), place)
+        device = None if mode == "partitioned" else self._devices[home]
+        with tf.device(device), tf.name_scope(f"update_{home}"):
+            return update.call(components(gradients), update.bound(bindings))
+
+    def culprit(self, worker: int, bad: Sequence[str]) -> str:
+        return self._devices[worker]
+
+    def traffic(self) -> float:
+        """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""
+        n, parameters = len(self._devices), self._traces.parameters
+        up = traffic([self._traces.specs] * n, self._settings.order).total
+        held = [p.shape.num_elements() * p.dtype.size for p in parameters]
+        if self._settings.mode == "partitioned":
+            away = sum(size for size, p in zip(held, parameters, strict=True) if self._owners[p.ref()] != 0)
+            return float(up + away + (n - 1) * sum(held))
+        return float(up + (up if self._settings.mode == "mirrored" else (n - 1) * sum(held)))
