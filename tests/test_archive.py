@@ -291,12 +291,13 @@ def test_steps_that_go_while_one_looks_are_no_false_alarm(archive):
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        looks = [facts(archive.saved(thorough=True), thorough=True) for _ in range(60)]
+        looks = []
+        while len(looks) < 60 or looks[-1][-1]["step"] <= 5:  # a busy machine saves slowly
+            looks.append(facts(archive.saved(thorough=True), thorough=True))
     finally:
         over.set()
         thread.join()
     assert [one["flaw"] for look in looks for one in look if one["flaw"]] == []
-    assert looks[-1][-1]["step"] > 5
 
 
 def test_links_are_not_followed(archive, tmp_path):
