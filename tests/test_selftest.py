@@ -214,7 +214,7 @@ def test_mirrored_fails_if_a_copy_gets_another_gradient(monkeypatch):
 
 
 def test_partitioned_fails_if_the_result_stays_with_the_owners(monkeypatch):
-    monkeypatch.setattr(homes.Residence, "leave", lambda self: None)
+    monkeypatch.setattr(homes.Homes, "leave", lambda self: None)
     fails("variables: partitioned")
 
 

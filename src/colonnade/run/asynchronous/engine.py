@@ -27,7 +27,7 @@ from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced, trace
 from colonnade.run.trace.xla import fast
 from colonnade.run.variables.aggregation import undone
-from colonnade.run.variables.homes import Bindings, Residence, copy_of
+from colonnade.run.variables.homes import Bindings, Homes, copy_of
 from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
 
 
@@ -51,7 +51,7 @@ class Stale:
         self.made = 0  # global steps, those without an update included
         self._damping = damping
         self._descent = Descent(settings)
-        self._residence: Residence | None = None
+        self._residence: Homes | None = None
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
         self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
         self._pushes: dict[Hashable, Call] = {}
@@ -116,14 +116,14 @@ class Stale:
         first = replace(first, parameters=2 * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
 
-    def _settled(self, traced: Traced) -> Residence:
+    def _settled(self, traced: Traced) -> Homes:
         """What a device has of its own: a place for the parameters it reads, and the states."""
         if self._residence is None:
             slots = {slot.ref() for slot in self._descent.slots}
             # A loss that is scaled reads the scale, which is the optimizer's.
             scales = [variable for variable in traced.variables if variable.ref() in slots]
             self._shared = shared = [*self.parameters, *scales]
-            self._residence = Residence("local", self.devices, shared, [])
+            self._residence = Homes("local", self.devices, shared, [])
             self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
             if scales:
                 self._scale = trace(unconverted(self._factor))

@@ -15,7 +15,7 @@ from colonnade.run.memory.estimate import play_of, size_of
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.trace.stage_cut import Legs
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 
 # Of so many runs of a layer the fastest counts.
 REPEATS = 3
@@ -119,7 +119,7 @@ def _floats(nest: Any) -> list[Any]:
 
 
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
-    handles = Residence("shared", [device], [], []).bindings(0, traced.captures)
+    handles = Homes("shared", [device], [], []).bindings(0, traced.captures)
     times = []
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()

@@ -14,7 +14,7 @@ from colonnade.run.step.update import as_keras
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import problems, together
 from colonnade.run.trace.traced import Traced, Voice
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 
 
 class Score(Traced):
@@ -40,7 +40,7 @@ class Evaluation:
         self._traces: dict[Hashable, Score] = {}
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
-        self._residence = Residence("shared", devices, [], [])
+        self._residence = Homes("shared", devices, [], [])
 
     def run(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]

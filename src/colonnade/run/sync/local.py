@@ -19,7 +19,7 @@ from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
@@ -39,7 +39,7 @@ class Local:
         self._every, self._join = every, join
         self._descent = Descent(settings)
         self._order = settings.order
-        self._residence: Residence | None = None
+        self._residence: Homes | None = None
         self._shown: list[Any] | None = None  # the values that the user's variables were left with
         self._shows: dict[int, Any] = {}
         with tf.device("/device:CPU:0"):
@@ -68,7 +68,7 @@ class Local:
         """Trace the loss, and make every replica's own variables. Must run in eager code."""
         self._descent.prepare(batch, self._counts(batch), self._refused, self._memory)
         if self._residence is None:
-            self._residence = Residence("local", self.devices, self.parameters, self._descent.slots)
+            self._residence = Homes("local", self.devices, self.parameters, self._descent.slots)
             self._join.settle(self.parameters, self.devices[0])
         for objective in self._descent.objectives:
             for i in range(len(self.devices)):
@@ -332,7 +332,7 @@ class Local:
         return self._descent.explained(error)
 
     def homes(self) -> dict[str, str]:
-        return self._residence.homes() if self._residence is not None else {}
+        return self._residence.where() if self._residence is not None else {}
 
     def replicas(self) -> list[list[tf.Variable]]:
         return [list(own) for own in self._held().copies] if self._residence is not None else []

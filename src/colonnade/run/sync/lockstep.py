@@ -21,7 +21,7 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.trace.sync_cut import problems, together
-from colonnade.run.variables.homes import MODES, Residence, mean_of_first, owners_of
+from colonnade.run.variables.homes import MODES, Homes, mean_of_first, owners_of
 from colonnade.run.variables.saved_state import State, resume, state_of
 
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
@@ -74,7 +74,7 @@ class Lockstep:
         self._placed: set[Update] = set()
         self._known_recipes: dict[Hashable, list[Recipe]] = {}
         self._fitting: dict[Hashable, int] = {}  # by the kind of a batch, the largest seen to fit memory
-        self.residence: Residence | None = None
+        self.residence: Homes | None = None
 
     @property
     def optimizer(self) -> Any:
@@ -153,7 +153,7 @@ class Lockstep:
     def _house(self, slots: Sequence[tf.Variable], update: Update) -> None:
         """Find a home for parameters and slots."""
         mode = self._settings.mode
-        self.residence = Residence(mode, self.devices, self.parameters, slots)
+        self.residence = Homes(mode, self.devices, self.parameters, slots)
         if mode == "partitioned":
             places = owners_of(self.parameters, self.devices, self._settings.dealt)
             self._owners = update.owners([self.every_device.index(place) for place in places])
@@ -352,7 +352,7 @@ class Lockstep:
         return self.devices[replica]
 
     def homes(self) -> dict[str, str]:
-        return self.residence.homes() if self.residence is not None else {}
+        return self.residence.where() if self.residence is not None else {}
 
     def replicas(self) -> list[list[tf.Variable]]:
         if self.residence is None:

@@ -26,7 +26,7 @@ MODES = ("shared", "mirrored", "partitioned")
 Bindings = dict[Any, Any]  # the handle to use, by the ref() of the variable that was captured
 
 
-class Residence:
+class Homes:
     """The copies of variables that a mode needs, and the bindings of each replica."""
 
     def __init__(
@@ -209,7 +209,7 @@ class Residence:
         known = self._trained | self.states.keys()
         return [ref.deref() for ref in self._aliases[0] if ref not in known]
 
-    def homes(self) -> dict[str, str]:
+    def where(self) -> dict[str, str]:
         """The device of every parameter and slot: the owner's copy where they are partitioned."""
         owned = self._copies[0] if self.mode == "partitioned" else {}
         variables = [*self.parameters, *self.slots]

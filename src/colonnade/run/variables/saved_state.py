@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
 from colonnade.run.variables.aggregation import another_stream
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.part_offset import BAR, PART, mark_slots, slice_of
 
 REPLICAS = "replicas/"
@@ -93,7 +93,7 @@ class Resumable(Protocol):
         """The first step from `step` on after which the replicas agree, so that it can be saved."""
 
 
-def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = ()) -> State:
+def state_of(residence: Homes, updates: tf.Variable, lost: Sequence[str] = ()) -> State:
     """The state of an engine whose variables all live in a residence.
 
     Args:
@@ -124,7 +124,7 @@ def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = (
     )
 
 
-def resume(residence: Residence, own: Mapping[str, Sequence[Any]]) -> None:
+def resume(residence: Homes, own: Mapping[str, Sequence[Any]]) -> None:
     """Give all copies the values of the originals, and replicas what is their own.
 
     A replica that the saved step did not have draws a stream of random numbers of its own.
@@ -138,7 +138,7 @@ def resume(residence: Residence, own: Mapping[str, Sequence[Any]]) -> None:
             copy.assign(saved[i] if i < len(saved) else another_stream(state.original, i))
 
 
-def bases(residence: Residence) -> dict[str, tuple[tf.Variable, ...]]:
+def bases(residence: Homes) -> dict[str, tuple[tf.Variable, ...]]:
     """By name, for each replica, the value to which it adds its part of a sum (see `aggregation`).
 
     For engines whose replicas have different values of it when they are saved.
@@ -147,7 +147,7 @@ def bases(residence: Residence) -> dict[str, tuple[tf.Variable, ...]]:
     return {f"bases/{name}": (state.base,) * len(state.copies) for name, state in sums.items()}
 
 
-def _states(residence: Residence) -> dict[str, Any]:
+def _states(residence: Homes) -> dict[str, Any]:
     states = list(residence.states.values())
     return dict(zip(named([state.original for state in states]), states, strict=True))
 

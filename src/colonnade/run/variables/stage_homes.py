@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import Capture
-from colonnade.run.variables.homes import Bindings, Residence, copy_of
+from colonnade.run.variables.homes import Bindings, Homes, copy_of
 from colonnade.run.variables.parts import home_of
 
 
-class Stagewise(Residence):
+class Stagewise(Homes):
     """Copies of variables on the devices of their stages; the user's own take the values after steps.
 
     Args:
