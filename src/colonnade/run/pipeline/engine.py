@@ -32,7 +32,7 @@ from colonnade.run.trace.stage_cut import Legs, untied
 from colonnade.run.trace.sync_cut import differentiated_python
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.variables.parts import home_of
-from colonnade.run.variables.stage_homes import Stagewise
+from colonnade.run.variables.stage_homes import StageHomes
 
 
 class Conveyor(Lockstep):
@@ -100,7 +100,7 @@ class Conveyor(Lockstep):
                 self._place_of[ref] = self._places[0].index(home)
         given = [self._place_of[parameter.ref()] for parameter in self.parameters]
         self._homes = {s.ref(): 0 for s in slots} | update.owners(given)
-        self.residence = Stagewise(self._places, self._place_of | self._homes, self.parameters, slots)
+        self.residence = StageHomes(self._places, self._place_of | self._homes, self.parameters, slots)
 
     @property
     def every_device(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Conveyor(Lockstep):
         )
 
     def _bind(self) -> None:
-        assert isinstance(self.residence, Stagewise)
+        assert isinstance(self.residence, StageHomes)
         for objective in self._descent.objectives:
             for row in range(len(self._rows)):
                 for stage in range(self._pipeline.num_stages):
@@ -132,7 +132,7 @@ class Conveyor(Lockstep):
     def _computed(
         self, batch: Arguments, counts: Sequence[int], order: Order
     ) -> tuple[list[Share], list[Any]]:
-        assert isinstance(self.residence, Stagewise)
+        assert isinstance(self.residence, StageHomes)
         split = self._pipeline.counts(sum(counts))
         parts = iter(with_factor(batch, [count for row in split for count in row]))
         shares, calls, stamps = [], [], []

@@ -13,7 +13,7 @@ from colonnade.run.variables.homes import Bindings, Homes, copy_of
 from colonnade.run.variables.parts import home_of
 
 
-class Stagewise(Homes):
+class StageHomes(Homes):
     """Copies of variables on the devices of their stages; the user's own take the values after steps.
 
     Args:
