@@ -28,7 +28,7 @@ from colonnade.run.trace.traced import Traced, trace
 from colonnade.run.trace.xla import fast
 from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.homes import Bindings, Homes, copy_of
-from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
+from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 
 class Stale:
@@ -341,7 +341,7 @@ class Stale:
         self._paused = False
         self._pause.close()
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`): every device's own averages too."""
         assert self._residence is not None
         self._show()
@@ -364,7 +364,7 @@ class Stale:
             # In a mode that does not tell them apart, every step was one update.
             **{f"pushes/{name}": Item(own, own, user) for name, user, own in pushes},
         }
-        return State(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
+        return SavedState(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
 
     def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, the states that a device has for itself and that are shown as their mean."""

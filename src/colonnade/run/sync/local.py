@@ -20,7 +20,7 @@ from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
-from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
+from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
 
@@ -274,7 +274,7 @@ class Local:
         self._residence.restore_states(only=assigned)
         self._join.refresh(assigned)
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
         assert self._residence is not None
         self.leave()
@@ -284,7 +284,9 @@ class Local:
         joins = {f"join/{name}": Item(v, v, starts.get(v.ref())) for name, v in named(kept_by_joins).items()}
         joins["skips"] = Item(self._skips, self._skips)
         seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
-        return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)
+        return SavedState(
+            kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost
+        )
 
     def _copies(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, what each replica has for itself and is not random."""

@@ -22,7 +22,7 @@ from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.trace.sync_cut import problems, together
 from colonnade.run.variables.homes import MODES, Homes, mean_of_first, owners_of
-from colonnade.run.variables.saved_state import State, resume, state_of
+from colonnade.run.variables.saved_state import SavedState, resume, state_of
 
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
 SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
@@ -230,14 +230,14 @@ class Lockstep:
         working = self.devices[: len(gradients)]
         return reduce(gradients, working, order, bucket_bytes=bucket_for(working))
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`)."""
         assert self.residence is not None
         kept = state_of(self.residence, self._descent.made, self._descent.lost())
         if not self.shares.timed:
             return kept
         speeds = tuple(tf.Variable(speed, trainable=False) for speed in self.shares.speeds)
-        return State(kept.common, {**kept.own, SPEEDS: speeds}, kept.random, kept.lost)
+        return SavedState(kept.common, {**kept.own, SPEEDS: speeds}, kept.random, kept.lost)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step, whose values the user's variables have by now."""

@@ -31,7 +31,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """What a checkpoint keeps of an engine.
 
     Names are those of the tensors in a checkpoint. What is in `common` must be found there with the same
@@ -78,14 +78,14 @@ class Resumable(Protocol):
     def prepare(self, batch: Arguments) -> Any:
         """Make every variable that a step on such a batch needs."""
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What to keep; called between steps, and only when everything is prepared."""
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: the originals of `common` have their saved values.
 
         Args:
-            own: by the names of `State.own`, the saved values of each replica; fewer or more of them
+            own: by the names of `SavedState.own`, the saved values of each replica; fewer or more of them
                 than there are replicas now if the number of devices is another, none if the mode is.
         """
 
@@ -93,7 +93,7 @@ class Resumable(Protocol):
         """The first step from `step` on after which the replicas agree, so that it can be saved."""
 
 
-def state_of(residence: Homes, updates: tf.Variable, lost: Sequence[str] = ()) -> State:
+def state_of(residence: Homes, updates: tf.Variable, lost: Sequence[str] = ()) -> SavedState:
     """The state of an engine whose variables all live in a residence.
 
     Args:
@@ -116,7 +116,7 @@ def state_of(residence: Homes, updates: tf.Variable, lost: Sequence[str] = ()) -
     common["updates"] = Item(updates, updates)
     # Averaged states are the same on every replica after every step.
     states = {name: state for name, state in _states(residence).items() if not state.averaged}
-    return State(
+    return SavedState(
         common,
         {name: state.copies for name, state in states.items()},
         frozenset(name for name, state in states.items() if state.random),
