@@ -26,7 +26,7 @@ Mean = Callable[[Sequence[tf.Variable]], Any]
 
 
 @dataclass(frozen=True)
-class State:
+class ReplicatedState:
     """A variable that the function changes, with a copy for each replica."""
 
     original: tf.Variable

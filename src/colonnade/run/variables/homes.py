@@ -18,7 +18,13 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import Capture
-from colonnade.run.variables.aggregation import Mean, State, another_stream, is_random_state, rule_of
+from colonnade.run.variables.aggregation import (
+    Mean,
+    ReplicatedState,
+    another_stream,
+    is_random_state,
+    rule_of,
+)
 from colonnade.run.variables.parts import home_of
 
 MODES = ("shared", "mirrored", "partitioned")
@@ -39,7 +45,7 @@ class Homes:
         self.mode, self.devices = mode, tuple(devices)
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
-        self.states: dict[Any, State] = {}
+        self.states: dict[Any, ReplicatedState] = {}
         self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
@@ -152,7 +158,7 @@ class Homes:
             self.states[ref] = self._state(capture)
         return self.states[ref].copies[replica] if ref in self.states else None
 
-    def _state(self, capture: Capture) -> State:
+    def _state(self, capture: Capture) -> ReplicatedState:
         variable = capture.variable
         copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
         random, summed = is_random_state(capture), len(copies) > 1 and rule_of(variable) == "sum"
@@ -160,7 +166,7 @@ class Homes:
             for replica, copy in enumerate(copies):
                 copy.assign(another_stream(variable, replica))
         base = copy_of(variable, copies[0].device) if summed and not random else None
-        return State(variable, copies, random, variable.ref() in self.assigned, base)
+        return ReplicatedState(variable, copies, random, variable.ref() in self.assigned, base)
 
     def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
         """Where the replicas' copies of what the function changes are."""
