@@ -80,7 +80,7 @@ class _Work(Traced):
         self._taken = taken
 
         def both(values):  # type: ignore[no-untyped-def]
-            crossings = self._exchange.crossings
+            crossings = self._context.crossings
             crossings.enter(stage.name, 1)
             with tf.GradientTape() as tape:
                 smooth = _floats(values)

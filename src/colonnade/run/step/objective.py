@@ -115,7 +115,7 @@ class Objective(Traced):
 
     def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
         share = total_of(result, factor, rows)
-        return share, self._exchange.crossings.turn(self._scale_loss(share.loss))
+        return share, self._context.crossings.turn(self._scale_loss(share.loss))
 
     def _begun(self, components: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The arguments, and the time at which they were there. A stamp outside would serialise replicas."""
@@ -128,7 +128,7 @@ class Objective(Traced):
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))
-        with self._exchange.around_gradient():
+        with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
         health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None

@@ -19,7 +19,7 @@ from colonnade.run.trace.stage_marks import Crossings
 MARK = "colonnade_sum_over_replicas"
 
 
-class Exchange(tf.distribute.ReplicaContext):
+class TracingContext(tf.distribute.ReplicaContext):
     """The replica context around a function that is being traced.
 
     It belongs to the default strategy, so that nothing but `all_reduce` differs from no context.

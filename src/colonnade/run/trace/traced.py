@@ -23,7 +23,7 @@ from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.trace.captures import Capture, captures, nodes
 from colonnade.run.trace.concrete import unconverted, undisturbed
-from colonnade.run.trace.replica_context import Exchange
+from colonnade.run.trace.replica_context import TracingContext
 
 # Ops whose effect a person sees: a print, a summary, a failed assertion.
 SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
@@ -103,7 +103,7 @@ class Traced:
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
         self._mistakes: list[ColonnadeError] = []
-        self._exchange = Exchange(self._mistakes)
+        self._context = TracingContext(self._mistakes)
         flat = self._flat(fn, arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         with undisturbed(), voice.speaking() if voice else nullcontext():
@@ -121,9 +121,9 @@ class Traced:
         self.outputs = list(self.concrete.outputs)
         self.captures = captures(self.concrete)
         # The ops that stand for sums over the replicas.
-        self.marks = self._exchange.marks(self.concrete.graph)
+        self.marks = self._context.marks(self.concrete.graph)
         # Those at which a value goes on to another stage of a pipeline.
-        self.crossings = self._exchange.crossings
+        self.crossings = self._context.crossings
         self._refuse_iterators(fn)
         if voice:
             voice.refuse_others_numbers(self.concrete.graph.as_graph_def(), f"the function {_name(fn)}")
@@ -159,7 +159,7 @@ class Traced:
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         """What to call the function with, what to be in meanwhile, and what to make of its result."""
         args, kwargs = arguments.unpack(components)
-        return args, kwargs, self._exchange, self._ours(lambda result: result)
+        return args, kwargs, self._context, self._ours(lambda result: result)
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
