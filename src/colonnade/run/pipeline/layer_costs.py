@@ -80,14 +80,14 @@ class _Work(Traced):
         self._taken = taken
 
         def both(values):  # type: ignore[no-untyped-def]
-            crossings = self._context.crossings
-            crossings.enter(stage.name, 1)
+            stage_marks = self._context.stage_marks
+            stage_marks.enter(stage.name, 1)
             with tf.GradientTape() as tape:
                 smooth = _floats(values)
                 tape.watch(smooth)
                 results = stage.call(values, training)
                 ends = _floats(results)
-                total = crossings.turn(
+                total = stage_marks.turn(
                     tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
                 )
             self.parameters = list(tape.watched_variables())

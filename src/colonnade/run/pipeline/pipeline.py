@@ -136,7 +136,7 @@ class Pipeline:
         self, context: TracingContext, inputs: tuple[Any, ...], training: bool | None
     ) -> tuple[dict[Hashable, Any], dict[Any, int]]:
         values = self._layers.taken(inputs)
-        context.crossings.enter(self, self.num_stages)
+        context.stage_marks.enter(self, self.num_stages)
         try:
             self.settle(values, training)
         except ColonnadeError as mistake:
@@ -156,7 +156,7 @@ class Pipeline:
         """What a stage takes; a value that comes from another stage is marked, and is then this one's."""
         for key in stage.takes:
             if origins[key] != number:
-                values[key] = context.crossings.cross(values[key], origins[key], number, self.num_stages)
+                values[key] = context.stage_marks.cross(values[key], origins[key], number, self.num_stages)
                 origins[key] = number
         return [values[key] for key in stage.takes]
 

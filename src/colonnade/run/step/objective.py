@@ -115,7 +115,7 @@ class Objective(Traced):
 
     def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
         share = total_of(result, factor, rows)
-        return share, self._context.crossings.turn(self._scale_loss(share.loss))
+        return share, self._context.stage_marks.turn(self._scale_loss(share.loss))
 
     def _begun(self, components: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The arguments, and the time at which they were there. A stamp outside would serialise replicas."""

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
-from colonnade.run.trace.stage_marks import Crossings
+from colonnade.run.trace.stage_marks import StageMarks
 
 # The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
 # that only the name tells of the marks in it.
@@ -29,7 +29,7 @@ class TracingContext(tf.distribute.ReplicaContext):
     def __init__(self, mistakes: list[ColonnadeError]) -> None:
         super().__init__(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
         self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
-        self.crossings = Crossings()  # from stage to stage of a pipeline
+        self.stage_marks = StageMarks()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
 
     def around_gradient(self) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ class Legs:
 
     def __init__(self, traced: Traced, num_stages: int, *, on_cards: bool = False) -> None:
         self._cutting, self._num_stages = Cutting(traced), num_stages
-        self._marks = traced.crossings.marks(traced.concrete.graph)
+        self._marks = traced.stage_marks.marks(traced.concrete.graph)
         self._outputs = [tensor.name for tensor in traced.concrete.outputs]
         self._sources = self._needed()
         self._leg = self._assigned()

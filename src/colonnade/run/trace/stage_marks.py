@@ -19,7 +19,7 @@ class Mark(NamedTuple):
     target: int
 
 
-class Crossings:
+class StageMarks:
     """The marks that are made while a function is traced."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ def together(
 
 def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     """What is in the way of sums over replicas that run these traces."""
-    if any(traced.crossings.pipelines for traced in traces):
+    if any(traced.stage_marks.pipelines for traced in traces):
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("loss", "a function", rule, "Pass it: cn.Trainer(loss, optimizer, devices=pipeline)")
         return
@@ -88,7 +88,7 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
 
 def refusals(traced: Traced) -> Iterator[Problem]:
     """What is in the way of replicas that run this trace without a word to each other."""
-    if traced.crossings.pipelines:
+    if traced.stage_marks.pipelines:
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("function", "a function", rule, "Call the pipeline by itself")
     yield from _remembering(traced)

@@ -123,7 +123,7 @@ class Traced:
         # The ops that stand for sums over the replicas.
         self.marks = self._context.marks(self.concrete.graph)
         # Those at which a value goes on to another stage of a pipeline.
-        self.crossings = self._context.crossings
+        self.stage_marks = self._context.stage_marks
         self._refuse_iterators(fn)
         if voice:
             voice.refuse_others_numbers(self.concrete.graph.as_graph_def(), f"the function {_name(fn)}")
