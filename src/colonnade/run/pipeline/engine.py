@@ -28,7 +28,7 @@ from colonnade.run.step.objective import Objective, Share, stacked, vital
 from colonnade.run.step.update import Update
 from colonnade.run.sync.lockstep import Lockstep
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.stage_cut import Legs, untied
+from colonnade.run.trace.stage_cut import StageCut, untied
 from colonnade.run.trace.sync_cut import differentiated_python
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.variables.parts import home_of
@@ -55,7 +55,7 @@ class Conveyor(Lockstep):
         super().__init__(Settings(plain, optimizer, ends, "partitioned", penalty, on_nan), Even(len(ends)))
         self._pipeline, self._rows = pipeline, pipeline.rows
         pipeline.optimizer = optimizer
-        self._legs: dict[Objective, Legs] = {}
+        self._legs: dict[Objective, StageCut] = {}
         self._places: list[tuple[str, ...]] = [tuple(row) for row in pipeline.rows]
         self._place_of: dict[Any, int] = {}  # by the ref of a variable
         self._homes: dict[Any, int] = {}  # the places of parameters and slots, by their refs
@@ -70,10 +70,10 @@ class Conveyor(Lockstep):
         for traced in traces:
             self._cut(traced)
 
-    def _cut(self, traced: Objective) -> Legs:
+    def _cut(self, traced: Objective) -> StageCut:
         """The legs of a trace. An optimizer that makes a scale for the loss has it traced once more."""
         if traced not in self._legs:
-            legs = Legs(traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices))
+            legs = StageCut(traced, self._pipeline.num_stages, on_cards=are_cards(self._pipeline.devices))
             check("the loss function", untied(legs, self._pipeline.tied))
             self._legs[traced] = legs
         return self._legs[traced]
@@ -247,7 +247,7 @@ class PipelineEvaluation(Evaluation):
         flat = [count for row in split for count in row]
         traces = [self._trace(arguments.resized(count), i, len(flat)) for i, count in enumerate(flat)]
         check("the loss function", refusals(traces, pipeline))
-        legs = {traced: Legs(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
+        legs = {traced: StageCut(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
         for row in range(len(split)):
             for stage in stages:
                 for traced in legs:

@@ -13,7 +13,7 @@ from colonnade.run.batch.zeros import skeleton, stand_in
 from colonnade.run.memory.dry_run import Act, Play, Seen, rehearse
 from colonnade.run.memory.estimate import play_of, size_of
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
 
@@ -98,7 +98,7 @@ class _Work(Traced):
 
     def play(self, optimizer: Any) -> Play:
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
-        parts = Legs(self, 1).parts.values()
+        parts = StageCut(self, 1).parts.values()
         acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
         return play_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), acts)
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.reason.schedule import Slot, Task
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
 
@@ -29,7 +29,7 @@ class Stamp:
 @dataclass(frozen=True)
 class _MicroBatch:
     traced: Traced
-    legs: Legs
+    legs: StageCut
     given: Sequence[dict[str, Any]]  # by stage: the inputs of the trace
     values: dict[str, Any]  # what the legs so far made, by the names that it has in the trace
 
@@ -53,7 +53,7 @@ class Passage:
     def add(
         self,
         traced: Traced,
-        legs: Legs,
+        legs: StageCut,
         components: Sequence[Any],
         handles: Sequence[Mapping[Any, Any]],
     ) -> None:

@@ -16,7 +16,7 @@ from colonnade.run.trace.subgraph import Cutting, Part, node_of
 from colonnade.run.trace.traced import Traced
 
 
-class Legs:
+class StageCut:
     """The parts of a trace, by leg, and which stages use which variable."""
 
     def __init__(self, traced: Traced, num_stages: int, *, on_cards: bool = False) -> None:
@@ -133,7 +133,7 @@ class Legs:
         return found
 
 
-def untied(legs: Legs, tied: set[Any]) -> Iterator[Problem]:
+def untied(legs: StageCut, tied: set[Any]) -> Iterator[Problem]:
     """Variables that several stages use without being declared tied."""
     for ref, stages in legs.users.items():
         if len(stages) > 1 and ref not in tied:
