@@ -12,7 +12,7 @@ from typing import Any
 
 from colonnade.errors import Problem
 from colonnade.run.trace.stage_marks import stage_of
-from colonnade.run.trace.subgraph import Cutting, Part, node_of
+from colonnade.run.trace.subgraph import CuttableGraph, Subgraph, node_of
 from colonnade.run.trace.traced import Traced
 
 
@@ -20,17 +20,17 @@ class StageCut:
     """The parts of a trace, by leg, and which stages use which variable."""
 
     def __init__(self, traced: Traced, num_stages: int, *, on_cards: bool = False) -> None:
-        self._cutting, self._num_stages = Cutting(traced), num_stages
+        self._graph, self._num_stages = CuttableGraph(traced), num_stages
         self._marks = traced.stage_marks.marks(traced.concrete.graph)
         self._outputs = [tensor.name for tensor in traced.concrete.outputs]
         self._sources = self._needed()
         self._leg = self._assigned()
         used = sorted(set(self._leg.values()))
         members = {leg: self._members(leg) for leg in used}
-        inputs = {leg: self._cutting.inputs(names) for leg, names in members.items()}
+        inputs = {leg: self._graph.inputs(names) for leg, names in members.items()}
         wanted = {*self._outputs, *(name for names in inputs.values() for name in names)}
-        self.parts: dict[int, Part] = {
-            leg: self._cutting.part(
+        self.parts: dict[int, Subgraph] = {
+            leg: self._graph.part(
                 members[leg], inputs[leg], self._made(leg, wanted), stamped=True, on_card=on_cards
             )
             for leg in used
@@ -39,7 +39,7 @@ class StageCut:
 
     def tensor(self, name: str) -> Any:
         """A tensor of the trace."""
-        return self._cutting.tensor(name)
+        return self._graph.tensor(name)
 
     def stage(self, output: str) -> int:
         """The stage that makes a tensor."""
@@ -54,10 +54,10 @@ class StageCut:
         results = {node_of(output) for output in self._outputs}
         sources = {
             name: [node_of(i) for i in node.input if name not in results or not i.startswith("^")]
-            for name, node in self._cutting.nodes.items()
+            for name, node in self._graph.nodes.items()
         }
         found: dict[str, list[str]] = {}
-        waiting = [*results, *(name for name in sources if self._cutting.has_effect(name))]
+        waiting = [*results, *(name for name in sources if self._graph.has_effect(name))]
         while waiting:
             name = waiting.pop()
             if name not in found:
@@ -90,7 +90,7 @@ class StageCut:
         for output in self._outputs:
             needed[node_of(output)].append(self._num_stages - 1)
         for name in reversed(order):
-            if name not in found and name not in self._cutting.given and needed[name]:
+            if name not in found and name not in self._graph.given and needed[name]:
                 found[name] = min(needed[name])
             if name in found:
                 # A value is made in the leg that it leaves, and marked in the one that it enters.
@@ -104,7 +104,7 @@ class StageCut:
         All that leads to such an effect happens in the leg of the effect. A value read earlier could
         be an old one, because other micro-batches pass in between.
         """
-        aside = [name for name in order if name not in found and name not in self._cutting.given]
+        aside = [name for name in order if name not in found and name not in self._graph.given]
         earliest: dict[str, int] = {}
         used: dict[str, list[str]] = defaultdict(list)
         for name in aside:
@@ -116,8 +116,8 @@ class StageCut:
             found[name] = min((found[user] for user in used[name]), default=earliest[name])
 
     def _members(self, leg: int) -> set[str]:
-        own = {name for name, at in self._leg.items() if at == leg and name not in self._cutting.given}
-        return self._cutting.with_constants(own)
+        own = {name for name, at in self._leg.items() if at == leg and name not in self._graph.given}
+        return self._graph.with_constants(own)
 
     def _made(self, leg: int, wanted: set[str]) -> list[str]:
         return [name for name in wanted if self._leg.get(node_of(name)) == leg]

@@ -18,7 +18,7 @@ INPUT = "colonnade_input"
 
 
 @dataclass(frozen=True)
-class Part:
+class Subgraph:
     """A function made of some nodes of a trace."""
 
     function: Any
@@ -27,7 +27,7 @@ class Part:
     stamped: bool = False  # its first two outputs are the times of its start and its end
 
 
-class Cutting:
+class CuttableGraph:
     """The graph of a trace, ready to be cut."""
 
     def __init__(self, traced: Traced) -> None:
@@ -59,7 +59,7 @@ class Cutting:
         *,
         stamped: bool = False,
         on_card: bool = False,
-    ) -> Part:
+    ) -> Subgraph:
         """Some nodes as a function; `stamped` adds when it started and ended to what it returns."""
         wanted = sorted(outputs)
         definition = self._extract(members)
@@ -81,7 +81,7 @@ class Cutting:
         specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{INPUT}_{i}") for i, t in enumerate(known)]
         with tf.init_scope():
             function = concrete(part, *specs)
-        return Part(function, tuple(inputs), tuple(wanted), stamped)
+        return Subgraph(function, tuple(inputs), tuple(wanted), stamped)
 
     def _extract(self, members: set[str]) -> Any:
         part = tf.compat.v1.GraphDef(versions=self._definition.versions, library=self._definition.library)

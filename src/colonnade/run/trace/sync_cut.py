@@ -24,7 +24,7 @@ from colonnade.run.move.reduce import Order, reduce, spread
 from colonnade.run.trace.captures import READS, nodes
 from colonnade.run.trace.keras_owner import layer_of
 from colonnade.run.trace.replica_context import MARK
-from colonnade.run.trace.subgraph import Cutting, node_of, tensor_of
+from colonnade.run.trace.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.trace.traced import Traced, scope
 
 
@@ -117,27 +117,27 @@ class _Cut:
     """The segments of a trace."""
 
     def __init__(self, traced: Traced) -> None:
-        self._cutting = Cutting(traced)
+        self._graph = CuttableGraph(traced)
         self._level = self._levels(traced.marks)
         self.marks = [self._level[mark] for mark in traced.marks]  # their levels
         self.depth = max(self._level.values()) + 1
         # By level: the names of sums in the trace, and what is to be summed.
         self.sums: dict[int, dict[str, str]] = defaultdict(dict)
         for mark, level in zip(traced.marks, self.marks, strict=True):
-            self.sums[level][f"{mark}:0"] = tensor_of(self._cutting.nodes[mark].input[0])
+            self.sums[level][f"{mark}:0"] = tensor_of(self._graph.nodes[mark].input[0])
         members = {level: self._members(level, set(traced.marks)) for level in range(self.depth)}
-        inputs = {level: self._cutting.inputs(names) for level, names in members.items()}
+        inputs = {level: self._graph.inputs(names) for level, names in members.items()}
         wanted = {tensor.name for tensor in traced.concrete.outputs}
         wanted.update(*(sums.values() for sums in self.sums.values()), *inputs.values())
         self.segments = {
-            level: self._cutting.part(names, inputs[level], self._outputs(level, names, wanted))
+            level: self._graph.part(names, inputs[level], self._outputs(level, names, wanted))
             for level, names in members.items()
             if names
         }
 
     def _levels(self, marks: Sequence[str]) -> dict[str, int]:
         """The segment of every node. Control inputs count, so that effects keep their order."""
-        sources = self._cutting.sources
+        sources = self._graph.sources
         found: dict[str, int] = {}
         # Not in the order of the GraphDef: the gradient of a loop gives the loop inputs that come later.
         for name in TopologicalSorter(sources).static_order():
@@ -145,8 +145,8 @@ class _Cut:
         return found
 
     def _members(self, level: int, marks: set[str]) -> set[str]:
-        outside = marks | self._cutting.given
-        return self._cutting.with_constants(
+        outside = marks | self._graph.given
+        return self._graph.with_constants(
             {name for name, at in self._level.items() if at == level and name not in outside}
         )
 
@@ -155,7 +155,7 @@ class _Cut:
 
     def tensor(self, name: str) -> Any:
         """A tensor of the trace."""
-        return self._cutting.tensor(name)
+        return self._graph.tensor(name)
 
 
 class _Replica:
