@@ -12,7 +12,7 @@ from colonnade.run.move.reduce import star
 from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.sync_cut import problems, together
+from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.variables.homes import Homes
 
@@ -79,7 +79,9 @@ class Evaluation:
         def sums(*components: Any) -> Any:
             parts = arguments.with_components(components).parts(counts)
             slices = [part.components() for part in parts]
-            results = together(traces, self._devices[: len(counts)], slices, bindings, star(len(counts)))
+            results = call_with_sums(
+                traces, self._devices[: len(counts)], slices, bindings, star(len(counts))
+            )
             found = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
 

@@ -20,7 +20,7 @@ from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, t
 from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
-from colonnade.run.trace.sync_cut import problems, together
+from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.variables.homes import MODES, Homes, mean_of_first, owners_of
 from colonnade.run.variables.saved_state import SavedState, resume, state_of
 
@@ -207,7 +207,7 @@ class Lockstep:
             for i, traced in enumerate(traces)
         ]
         slices = [part.components() for part in parts]
-        results = together(traces, self.devices[: len(counts)], slices, bindings, order)
+        results = call_with_sums(traces, self.devices[: len(counts)], slices, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 

@@ -28,7 +28,7 @@ from colonnade.run.trace.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.trace.traced import Traced, scope
 
 
-def together(
+def call_with_sums(
     traces: Sequence[Traced],
     devices: Sequence[str],
     components: Sequence[Sequence[Any]],
