@@ -22,7 +22,7 @@ from colonnade.run.step.untrainable import complex_numbers, without_path
 from colonnade.run.step.update import Update, as_keras
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.concrete import unconverted
-from colonnade.run.trace.keras_owner import around
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.sync_cut import problems
 from colonnade.run.trace.traced import Traced, Voice, trace
 from colonnade.run.variables.aggregation import meaningless
@@ -326,7 +326,7 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
 
     A tf.Variable does not know of that; only the Keras variable around it does.
     """
-    return [variable for variable in used if (known := around(variable)) is None or known.trainable]
+    return [variable for variable in used if (known := keras_variable(variable)) is None or known.trainable]
 
 
 def specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:

@@ -21,16 +21,16 @@ class _Known:
     """Weak references: a variable is not to live longer because it was looked at."""
 
     variable: Any
-    around: Any = None
+    keras_variable: Any = None
     layer: Any = None
 
 
 _KNOWN: dict[int, _Known] = {}  # by the id of the variable, which another one may have later
 
 
-def around(variable: tf.Variable) -> Any:
+def keras_variable(variable: tf.Variable) -> Any:
     """The Keras variable around it, or None."""
-    found = _known(variable).around
+    found = _known(variable).keras_variable
     return None if found is None else found()
 
 
