@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem, check
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.memory.estimate import Memory, limited, misfits
 from colonnade.run.step.objective import Objective, Share, stacked, vital
@@ -91,7 +91,7 @@ class Descent:
         """What each device needs for a step on these slices."""
         largest = self.objective(specs(batch, counts)[0], 0, len(counts))
         check("the loss function", refused([largest]))
-        return memory(largest, with_factor(with_stand_ins(batch), counts)[0], len(counts))
+        return memory(largest, with_factor(with_zeros(batch), counts)[0], len(counts))
 
     def build(self) -> None:
         """Make the optimizer's variables, for the parameters of what was traced."""

@@ -15,7 +15,7 @@ from colonnade.hardware.devices import are_cards
 from colonnade.reason.schedule import forward
 from colonnade.run.batch.shares import Even
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import specs, with_factor
 from colonnade.run.memory.estimate import Memory, homes_of, of_pipeline
@@ -116,7 +116,7 @@ class Conveyor(Lockstep):
             largest,
             self._legs[largest],
             self.optimizer,
-            with_factor(with_stand_ins(batch), flat)[0],
+            with_factor(with_zeros(batch), flat)[0],
             self._rows,
             len(split[0]),
             pipeline.schedule,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from colonnade.reason.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
-from colonnade.run.batch.zeros import skeleton, stand_in
+from colonnade.run.batch.zeros import skeleton, zeros_for
 from colonnade.run.memory.dry_run import Act, Play, Seen, rehearse
 from colonnade.run.memory.estimate import play_of, size_of
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
@@ -52,7 +52,7 @@ def _measured(
     optimizer: Any,
     with_memory: bool,
 ) -> list[Layer]:
-    known = tf.nest.map_structure(stand_in, shapes)
+    known = tf.nest.map_structure(zeros_for, shapes)
     seconds, works = [], []
     for i in range(len(layers.names)):
         stage = layers.stage(i, i + 1)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.shares import Even, Measured, Shares
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Then
 from colonnade.run.engine.traces import Descent, components, divided, divisor, specs, with_factor
@@ -139,7 +139,7 @@ class Lockstep:
         counts = self._counts(batch)
         which = counts.index(max(counts))
         largest = self._objective(specs(batch, counts)[which], which, len(counts))
-        part = with_factor(with_stand_ins(batch), counts)[which]
+        part = with_factor(with_zeros(batch), counts)[which]
         mode, by = self._settings.mode, self._settings.dealt
         return of_replicas(largest, self.optimizer, part, self.devices, mode, len(counts), by)
 
