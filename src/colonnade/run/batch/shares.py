@@ -32,7 +32,7 @@ class Shares(Protocol):
         """Between calls: change the sizes, if that is worth it."""
 
 
-class Even:
+class EvenShares:
     """Sizes that differ by at most one row."""
 
     timed = False
@@ -50,7 +50,7 @@ class Even:
         pass
 
 
-class Measured:
+class MeasuredShares:
     """Sizes in proportion to the speed that was measured, changed rarely."""
 
     timed = True

@@ -13,7 +13,7 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import are_cards
 from colonnade.reason.schedule import forward
-from colonnade.run.batch.shares import Even
+from colonnade.run.batch.shares import EvenShares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.protocols import Settings
@@ -52,7 +52,9 @@ class Conveyor(Lockstep):
         # A trace cannot be cut inside a tf.function, so its Python function is traced.
         plain = getattr(loss, "python_function", loss)
         ends = tuple(row[-1] for row in pipeline.rows)
-        super().__init__(Settings(plain, optimizer, ends, "partitioned", penalty, on_nan), Even(len(ends)))
+        super().__init__(
+            Settings(plain, optimizer, ends, "partitioned", penalty, on_nan), EvenShares(len(ends))
+        )
         self._pipeline, self._rows = pipeline, pipeline.rows
         pipeline.optimizer = optimizer
         self._legs: dict[Objective, StageCut] = {}

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.run.batch.shares import Even, Measured, Shares
+from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.graph_loop import Loop
@@ -25,7 +25,7 @@ from colonnade.run.variables.homes import MODES, Homes, mean_of_first, owners_of
 from colonnade.run.variables.saved_state import SavedState, resume, state_of
 
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
-SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
+SHARES: dict[str, Callable[[int], Shares]] = {"even": EvenShares, "measured": MeasuredShares}
 
 
 @dataclass(frozen=True)
