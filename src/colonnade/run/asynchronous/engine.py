@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
-from colonnade.reason.staleness import Event
+from colonnade.reason.staleness import ReadOrApply
 from colonnade.run.asynchronous.schedule_clock import paced
 from colonnade.run.asynchronous.step_record import Compute, Sliced
 from colonnade.run.asynchronous.stream import Race
@@ -39,7 +39,11 @@ class Stale:
     """
 
     def __init__(
-        self, settings: Settings, max_staleness: int | None, damping: bool, order: Iterable[Event] | None
+        self,
+        settings: Settings,
+        max_staleness: int | None,
+        damping: bool,
+        order: Iterable[ReadOrApply] | None,
     ) -> None:
         self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, max_staleness
         self.order = None if order is None else iter(order)
