@@ -34,7 +34,7 @@ ERRATIC = ("Random", "Rng", "Sampler", "Multinomial", "PyFunc")
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowsOfOneSource:
     """Rows of a sparse gradient that have one source."""
 
     kind: str
@@ -42,7 +42,7 @@ class Piece:
 
 
 # A gradient: none, dense, or the pieces of a sparse one.
-Form = None | str | tuple[Piece, ...]
+Form = None | str | tuple[RowsOfOneSource, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def sizes_of(indices: Any) -> list[Any]:
     return [tf.size(s) if (n := s.shape.num_elements()) is None else n for s in sections(indices)]
 
 
-def pieces(indices: Any, source: Source) -> list[Piece]:
+def pieces(indices: Any, source: Source) -> list[RowsOfOneSource]:
     """The rows of a gradient, lookup by lookup; `indices` is a tensor in the graph of the trace."""
     graph = indices.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -73,11 +73,11 @@ def pieces(indices: Any, source: Source) -> list[Piece]:
     return [_piece(part, outermost, source) for part in sections(indices)]
 
 
-def _piece(indices: Any, body: "_Body", source: Source) -> Piece:
+def _piece(indices: Any, body: "_Body", source: Source) -> RowsOfOneSource:
     found = list(_origins(body, indices.name))
     kinds = [_kind(*origin, source) for origin in found]
     if len(found) > 1:
-        return Piece(OWN if set(kinds) == {OWN} else MIXED)
+        return RowsOfOneSource(OWN if set(kinds) == {OWN} else MIXED)
     ((inner, name),) = found
     if inner is body:
         full = name if ":" in name else f"{name}:0"
@@ -85,8 +85,8 @@ def _piece(indices: Any, body: "_Body", source: Source) -> Piece:
     else:
         shape = indices.shape
         if kinds[0] == SAME and not shape.is_fully_defined():  # a row for every example, perhaps
-            return Piece(MIXED)
-    return Piece(kinds[0], None if shape.rank is None else tuple(shape))
+            return RowsOfOneSource(MIXED)
+    return RowsOfOneSource(kinds[0], None if shape.rank is None else tuple(shape))
 
 
 def _kind(body: "_Body", name: str, source: Source) -> str:
