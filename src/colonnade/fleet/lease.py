@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from colonnade.errors import InvalidArgument, LeaseTimeout
-from colonnade.fleet.records import Record, alone
+from colonnade.fleet.records import LeaseRecord, alone
 
 DIRECTORY = "COLONNADE_LEASES"  # the environment variable that names the directory of leases
 COMMAND = 200  # arguments of a command that are kept, and letters of each
@@ -77,7 +77,7 @@ class Claim:
     number: int = 0
 
     @classmethod
-    def read(cls, record: Record) -> "Claim":
+    def read(cls, record: LeaseRecord) -> "Claim":
         """The claim that a live record states; an unreadable one where it states none that can be."""
         says, user = record.says or {}, _user(record.uid)
         try:

@@ -41,7 +41,7 @@ DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 @dataclass(frozen=True)
-class Record:
+class LeaseRecord:
     """A record whose owner lives. `uid` is that of the file's owner, which nobody can forge.
 
     `says` is None where the text is missing, damaged, or not the owner's.
@@ -58,7 +58,7 @@ class Records:
     def __init__(self, directory: int) -> None:
         self._directory = directory
 
-    def live(self) -> tuple[Record, ...]:
+    def live(self) -> tuple[LeaseRecord, ...]:
         """The records whose owners live, oldest first. What dead ones left is removed if allowed."""
         found = []
         names = set(os.listdir(self._directory))
@@ -120,14 +120,14 @@ class Records:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
-    def _read(self, number: int) -> Record | None:
+    def _read(self, number: int) -> LeaseRecord | None:
         """A record, or None if its owner is dead."""
         name = f"{number}.lock"
         try:
             lock = self._open(name)
         except PermissionError:  # closed to us, so we cannot know that he is dead
             owner = os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_uid
-            return Record(number, owner, None)
+            return LeaseRecord(number, owner, None)
         if lock is None:
             return None
         try:
@@ -135,7 +135,7 @@ class Records:
             return None
         except BlockingIOError:
             owner = os.fstat(lock).st_uid
-            return Record(number, owner, self._text(f"{number}.json", owner))
+            return LeaseRecord(number, owner, self._text(f"{number}.json", owner))
         finally:
             os.close(lock)
 
