@@ -33,7 +33,7 @@ BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|replica_\d+_on_\w+_grad)/"
 
 
 @dataclass(frozen=True)
-class Row:
+class PlacedOp:
     """An op of a function that was run: `calls` is how often it was executed in that run."""
 
     name: str
@@ -52,11 +52,11 @@ class Row:
 class Placement:
     """Where the ops of one run were executed; `variables` are the accesses to variables, apart."""
 
-    ops: tuple[Row, ...]
-    variables: tuple[Row, ...]
+    ops: tuple[PlacedOp, ...]
+    variables: tuple[PlacedOp, ...]
 
     @property
-    def moved(self) -> tuple[Row, ...]:
+    def moved(self) -> tuple[PlacedOp, ...]:
         """The ops that ran elsewhere than asked: the device is not there, or has no kernel for them."""
         return tuple(row for row in self.ops if row.moved)
 
@@ -144,7 +144,7 @@ def placement(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Placement
         raise PlacementError("TensorFlow reported no placed graph: functions compiled by XLA have none.")
     backward = _backward(nodes)
     rows = [
-        Row(
+        PlacedOp(
             name=_own(node.name),
             op=node.op,
             asked=asked.get(_stem(node.name), ""),

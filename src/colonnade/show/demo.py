@@ -35,7 +35,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """A training that is done: its trainer, and what came of it."""
 
     trainer: Trainer
@@ -94,7 +94,7 @@ def _model() -> keras.Model:
     )
 
 
-def _trained(console: Console, digits: Digits, devices: tuple[str, ...]) -> Run:
+def _trained(console: Console, digits: Digits, devices: tuple[str, ...]) -> DemoRun:
     model = _model()
 
     def loss(images: Any, labels: Any) -> Any:
@@ -106,7 +106,7 @@ def _trained(console: Console, digits: Digits, devices: tuple[str, ...]) -> Run:
     trainer = Trainer(loss, keras.optimizers.Adam(1e-3), devices=devices)
     trainer.fit(digits.train, batch_size=BATCH_SIZE, epochs=EPOCHS, log_every=40)
     tested = trainer.evaluate(digits.test, batch_size=len(digits.test[0]))
-    return Run(trainer, model, model.get_weights(), tested.metrics["accuracy"])
+    return DemoRun(trainer, model, model.get_weights(), tested.metrics["accuracy"])
 
 
 def _timed(digits: Digits, *trainers: Trainer) -> list[list[float]]:
@@ -136,7 +136,7 @@ def _print_devices(console: Console, devices: tuple[str, ...], cards: int, virtu
         )
 
 
-def _print_results(console: Console, one: Run, every: Run, rates: list[list[float]]) -> None:
+def _print_results(console: Console, one: DemoRun, every: DemoRun, rates: list[list[float]]) -> None:
     title = f"{TRAINING} real digits, {EPOCHS} epochs, one seed"
     table = _table(title, "*devices", "*examples/s", "*speed-up", "*test accuracy")
     medians = [float(np.median(each)) for each in rates]
