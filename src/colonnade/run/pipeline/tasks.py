@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.reason.schedule import Slot, Task
+from colonnade.reason.schedule import Slot, StageTask
 from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
@@ -71,7 +71,7 @@ class Passage:
             ended[task.micro_batch] = None
         self.order = list(ended)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: StageTask) -> None:
         stage, device = task.stage, self.devices[task.stage]
         micro_batch = self._micro_batches[task.micro_batch]
         leg = backward_leg(stage, len(self.devices)) if task.backward else stage
