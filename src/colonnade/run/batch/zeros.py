@@ -40,9 +40,9 @@ def skeleton(arguments: Arguments) -> list[tuple[tuple[int, ...], Any]]:
 
     Zeros do not do for the indices and the dense shape of a sparse tensor.
     """
-    found: list[tuple[tuple[int, ...], Any]] = []
+    shapes: list[tuple[tuple[int, ...], Any]] = []
     for leaf in arguments.tensors:
         for tensor in tf.nest.flatten(leaf.value, expand_composites=True):
             kept = isinstance(leaf.value, COMPOSITE) and tensor.dtype.is_integer
-            found.append((tuple(tensor.shape), np.asarray(tensor) if kept else None))
-    return found
+            shapes.append((tuple(tensor.shape), np.asarray(tensor) if kept else None))
+    return shapes

@@ -35,8 +35,8 @@ def on(device: str, fn: Callable[..., Any], *tensors: Any) -> Any:
         def gradient(*upstream: Any) -> list[Any]:
             with tf.device(device):
                 arrived = [tf.convert_to_tensor(g) for g in upstream]
-                found = iter(tape.gradient(tf.nest.flatten(results), sources, output_gradients=arrived))
-            return [next(found) if x.dtype.is_floating else None for x in inputs]
+                gradients = iter(tape.gradient(tf.nest.flatten(results), sources, output_gradients=arrived))
+            return [next(gradients) if x.dtype.is_floating else None for x in inputs]
 
         return results, gradient
 

@@ -178,7 +178,7 @@ class Parallel:
         ]
         what = re.sub(r"\{\{[^}]*\}\}\s*", "", roots[0]).strip()
         named = dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", error.message))
-        lines = [found for node in named for traced in self.traces if (found := traced.line_of(node))]
+        lines = [line for node in named for traced in self.traces if (line := traced.line_of(node))]
         device = self._guilty(error, arguments)
         where = f"on {short(device)}" if device else "on one of the devices"
         said = [

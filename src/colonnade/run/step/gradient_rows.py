@@ -74,11 +74,11 @@ def pieces(indices: Any, source: Source) -> list[RowsOfOneSource]:
 
 
 def _piece(indices: Any, body: "_Body", source: Source) -> RowsOfOneSource:
-    found = list(_origins(body, indices.name))
-    kinds = [_kind(*origin, source) for origin in found]
-    if len(found) > 1:
+    origins = list(_origins(body, indices.name))
+    kinds = [_kind(*origin, source) for origin in origins]
+    if len(origins) > 1:
         return RowsOfOneSource(OWN if set(kinds) == {OWN} else MIXED)
-    ((inner, name),) = found
+    ((inner, name),) = origins
     if inner is body:
         full = name if ":" in name else f"{name}:0"
         shape = indices.graph.get_tensor_by_name(full).shape

@@ -98,18 +98,18 @@ class Objective(Traced):
 
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
-        (factor, *args), kwargs, exchange, _ = super()._begin(arguments, components)
+        (factor, *args), kwargs, context, _ = super()._begin(arguments, components)
         rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
 
         @contextmanager
         def recorded() -> Iterator[None]:
-            with tape, exchange:
+            with tape, context:
                 yield
 
         def share(result: Any) -> Share:
             with tape:
-                found, differentiated = self._total(result, factor, rows)
-            return self._share(tape, found, differentiated, begin)
+                own_share, differentiated = self._total(result, factor, rows)
+            return self._share(tape, own_share, differentiated, begin)
 
         return args, kwargs, recorded(), self._ours(share)
 

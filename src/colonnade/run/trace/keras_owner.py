@@ -30,14 +30,14 @@ _KNOWN: dict[int, _Known] = {}  # by the id of the variable, which another one m
 
 def keras_variable(variable: tf.Variable) -> Any:
     """The Keras variable around it, or None."""
-    found = _known(variable).keras_variable
-    return None if found is None else found()
+    reference = _known(variable).keras_variable
+    return None if reference is None else reference()
 
 
 def layer_of(variable: tf.Variable) -> Any:
     """The batch normalisation whose moving mean it is, or the recurrent layer whose state; or None."""
-    found = _known(variable).layer
-    return None if found is None else found()
+    reference = _known(variable).layer
+    return None if reference is None else reference()
 
 
 def _known(variable: tf.Variable) -> _Known:
@@ -73,7 +73,7 @@ def _states(layer: Any) -> list[Any]:
 
 def _kinds(*classes: type) -> set[type]:
     """The classes and all that inherit from them."""
-    found = set(classes)
+    kinds = set(classes)
     for above in classes:
-        found |= _kinds(*above.__subclasses__())
-    return found
+        kinds |= _kinds(*above.__subclasses__())
+    return kinds

@@ -69,13 +69,13 @@ class CuttableGraph:
             if stamped:
                 start, tensors = _started(tensors, on_card)
             given = dict(zip(inputs, tensors, strict=True))
-            found = tf.graph_util.import_graph_def(
+            results = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
             )
             if stamped:
-                return [start, _ended(found, on_card), *found]
+                return [start, _ended(results, on_card), *results]
             # A call without outputs could not be waited for.
-            return found or [tf.constant(0)]
+            return results or [tf.constant(0)]
 
         known = [self.tensor(name) for name in inputs]
         specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{INPUT}_{i}") for i, t in enumerate(known)]
@@ -115,10 +115,10 @@ def _started(tensors: tuple[Any, ...], on_card: bool) -> tuple[Any, tuple[Any, .
         return start, tuple(t if t.dtype == tf.resource else tf.identity(t) for t in tensors)
 
 
-def _ended(found: Sequence[Any], on_card: bool) -> Any:
-    with tf.control_dependencies(found):
+def _ended(results: Sequence[Any], on_card: bool) -> Any:
+    with tf.control_dependencies(results):
         # A whole number says nothing of a card: TensorFlow keeps some of them in the memory of the host.
-        floats = [t for t in found if t.dtype.is_floating]
+        floats = [t for t in results if t.dtype.is_floating]
         if not on_card or not floats:
             return _now(on_card)
         # A card takes its work in order and TensorFlow does not wait for it; a number that is cut out

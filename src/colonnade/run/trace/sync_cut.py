@@ -81,9 +81,9 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
         rule += "Keras does not synchronise, or is called in a tf.function that was traced before"
         yield Problem("layer", name, rule, fix)
     levels = [_cut(traced).marks for traced in traces if traced.marks or traces[0].marks]
-    if any(found != levels[0] for found in levels):
+    if any(marks != levels[0] for marks in levels):
         rule = "asks for other sums over the replicas for slices of another size"
-        yield Problem("loss", [len(found) for found in levels], rule, "Take batches that split evenly")
+        yield Problem("loss", [len(marks) for marks in levels], rule, "Take batches that split evenly")
 
 
 def refusals(traced: Traced) -> Iterator[Problem]:
@@ -138,11 +138,11 @@ class _Cut:
     def _levels(self, marks: Sequence[str]) -> dict[str, int]:
         """The segment of every node. Control inputs count, so that effects keep their order."""
         sources = self._graph.sources
-        found: dict[str, int] = {}
+        level_of: dict[str, int] = {}
         # Not in the order of the GraphDef: the gradient of a loop gives the loop inputs that come later.
         for name in TopologicalSorter(sources).static_order():
-            found[name] = max((found[s] + (s in marks) for s in sources[name]), default=0)
-        return found
+            level_of[name] = max((level_of[s] + (s in marks) for s in sources[name]), default=0)
+        return level_of
 
     def _members(self, level: int, marks: set[str]) -> set[str]:
         outside = marks | self._graph.given
@@ -266,8 +266,8 @@ def _reached(sources: set[str], traced: Traced) -> set[str]:
         return node
 
     inputs = {name: [origin(i) for i in node.input if i[0] != "^"] for name, node in nodes.items()}
-    found = set(sources)
+    reached = set(sources)
     for name in TopologicalSorter(inputs).static_order():
-        if name not in traced.marks and not found.isdisjoint(inputs[name]):
-            found.add(name)
-    return found
+        if name not in traced.marks and not reached.isdisjoint(inputs[name]):
+            reached.add(name)
+    return reached

@@ -268,11 +268,11 @@ class Traced:
                 pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if _has_gradient(y)]
                 targets, output_gradients = zip(*pairs, strict=True) if pairs else ((), ())
                 with tf.device(device), tf.name_scope(f"{name}_grad"):
-                    found = tape.gradient(
+                    gradients = tape.gradient(
                         list(targets), [*sources, *variables], output_gradients=list(output_gradients)
                     )
-                of_inputs = iter(found[: len(sources)])
-                return [next(of_inputs) if watched else None for watched in smooth], found[len(sources) :]
+                of_inputs = iter(gradients[: len(sources)])
+                return [next(of_inputs) if watched else None for watched in smooth], gradients[len(sources) :]
 
             return results, gradient
 

@@ -73,17 +73,17 @@ class Homes:
 
     def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """The handles with which a replica's function is called."""
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             variable = capture.variable
             if variable is None:
                 continue
             own = self._written(replica, capture)
             if own is not None:
-                found[variable.ref()] = own.handle
+                bindings[variable.ref()] = own.handle
             else:
-                found[variable.ref()] = self._read(replica, variable)
-        return found
+                bindings[variable.ref()] = self._read(replica, variable)
+        return bindings
 
     def bindings_after(self, calls: Sequence[Any], captures: Iterable[Capture]) -> Bindings:
         """Those of replica 0 for what is called after the function: it reads what the function assigned.
@@ -91,11 +91,11 @@ class Homes:
         The handles themselves wait, because the control inputs of a call may be lost where it is on
         another device than what it waits for.
         """
-        found = self.bindings(0, captures)
-        for ref in self.assigned.keys() & found.keys():
+        bindings = self.bindings(0, captures)
+        for ref in self.assigned.keys() & bindings.keys():
             with tf.device(self.states[ref].copies[0].device), tf.control_dependencies(calls):
-                found[ref] = tf.identity(found[ref])
-        return found
+                bindings[ref] = tf.identity(bindings[ref])
+        return bindings
 
     def update_bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """The handles with which the update is called on a device."""
@@ -117,7 +117,7 @@ class Homes:
         A loop that reads from another device waits for it at every turn. On the CPU a stand-in takes
         the buffer and not a copy of it, until the update writes a new one.
         """
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             if capture.variable is None or capture.written:
                 continue
@@ -125,8 +125,8 @@ class Homes:
             own = self._stand_ins[replica].get(source.ref())
             if own is not None:
                 own.assign(source.read_value())
-                found[capture.variable.ref()] = own.handle
-        return found
+                bindings[capture.variable.ref()] = own.handle
+        return bindings
 
     def _read(self, replica: int, variable: tf.Variable) -> Any:
         """A handle of the replica's own.

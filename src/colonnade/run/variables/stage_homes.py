@@ -54,7 +54,7 @@ class StageHomes(Homes):
         Each stage has a handle of its own, also for a variable that is tied to another: TensorFlow runs
         calls with the same handle one after the other.
         """
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             if capture.variable is None:
                 continue
@@ -64,8 +64,8 @@ class StageHomes(Homes):
                 source = self._copy(row, capture.variable) if written is None else written
                 with tf.init_scope(), tf.device(source.device):
                     self._handles[key] = tf.identity(source.handle)
-            found[capture.variable.ref()] = self._handles[key]
-        return found
+            bindings[capture.variable.ref()] = self._handles[key]
+        return bindings
 
     def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         return self.at_stage(replica, -1, captures)
