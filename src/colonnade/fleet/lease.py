@@ -152,11 +152,11 @@ class Lease:
     def wait(self, timeout: float | None = None, tell: Callable[[int], None] = lambda place: None) -> None:
         """Wait for our turn; `tell` is called with our place in line whenever it changes."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        told = None
+        last = None
         while place := self.take():
-            if place != told:
+            if place != last:
                 tell(place)
-                told = place
+                last = place
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise LeaseTimeout(self.claim.count, place)

@@ -60,7 +60,7 @@ class Records:
 
     def live(self) -> tuple[LeaseRecord, ...]:
         """The records whose owners live, oldest first. What dead ones left is removed if allowed."""
-        found = []
+        live = []
         names = set(os.listdir(self._directory))
         for name in names:
             number, _, kind = name.partition(".")
@@ -69,10 +69,10 @@ class Records:
                 if record is None:
                     self._remove(name, f"{number}.json")
                 else:
-                    found.append(record)
+                    live.append(record)
             elif kind == "new" or (kind == "json" and f"{number}.lock" not in names):
                 self._remove(name)  # left by a process that died while it was alone here
-        return tuple(sorted(found, key=lambda record: record.number))
+        return tuple(sorted(live, key=lambda record: record.number))
 
     def add(self, says: Mapping[str, Any]) -> tuple[int, int]:
         """A new record, later than every other: its number, and the descriptor that keeps it alive."""

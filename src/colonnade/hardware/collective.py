@@ -69,7 +69,7 @@ def ask_cards(count: int, seconds: float) -> tuple[Answer, str]:
     """What the program above says of so many cards, and the version of NCCL, empty if it took no part."""
     answer = ask("colonnade.hardware.collective", str(count), seconds=seconds, environment=SETTINGS)
     versions = (re.search(r"NCCL version ([0-9.]+(?:\+cuda[0-9.]+)?)", line) for line in answer.printed)
-    return answer, next((found[1] for found in versions if found), "")
+    return answer, next((match[1] for match in versions if match), "")
 
 
 def main() -> None:

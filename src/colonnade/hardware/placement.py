@@ -238,14 +238,14 @@ def _backward(nodes: list[Any]) -> set[str]:
             sources.append(sends.get(node.attr["tensor_name"].s, ""))
         for source in sources:
             users.setdefault(source, []).append(node.name)
-    found: set[str] = set()
+    backward: set[str] = set()
     waiting = [node.name for node in nodes if BACKWARD.search(node.name) and not PLUMBING.fullmatch(node.op)]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in backward:
+            backward.add(name)
             waiting.extend(users.get(name, ()))
-    return found
+    return backward
 
 
 def _same(asked: str, actual: str) -> bool:
@@ -275,9 +275,9 @@ UNPLACED = (
 def _unplaced(error: Exception) -> Exception:
     """An error about placement made short; any other as it is."""
     for pattern in UNPLACED:
-        found = re.search(pattern, str(error), re.S)
-        if found:
-            return _cannot_run(_own(found["op"]), found["device"])
+        match = re.search(pattern, str(error), re.S)
+        if match:
+            return _cannot_run(_own(match["op"]), match["device"])
     return error
 
 

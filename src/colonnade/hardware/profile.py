@@ -37,8 +37,8 @@ def profile(run: Callable[[], Any]) -> tuple[ProfiledOp, ...]:
             run()
         finally:
             tf.profiler.experimental.stop()
-        found = [event for path in Path(folder).rglob("*.xplane.pb") for event in _events(path.read_bytes())]
-    return tuple(sorted(found, key=lambda event: event.start))
+        ops = [event for path in Path(folder).rglob("*.xplane.pb") for event in _events(path.read_bytes())]
+    return tuple(sorted(ops, key=lambda event: event.start))
 
 
 def _events(space: bytes) -> Iterator[ProfiledOp]:
@@ -63,7 +63,7 @@ def _messages(data: bytes, field: int) -> Iterator[Message]:
 
 def _fields(data: bytes) -> Message:
     """The fields of a protocol-buffer message: integers as int, everything else as bytes."""
-    found: Message = defaultdict(list)
+    values: Message = defaultdict(list)
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -76,8 +76,8 @@ def _fields(data: bytes) -> Message:
             if size is None:
                 size, at = _varint(data, at)
             value, at = data[at : at + size], at + size
-        found[key >> 3].append(value)
-    return found
+        values[key >> 3].append(value)
+    return values
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -146,12 +146,12 @@ def _best(
     for stage in range(num_stages):
         longer: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in range(stage + 1, len(layers) - (num_stages - 1 - stage) + 1):
-            found = [
+            candidates = [
                 (max(worst, cost(stage, layers[begin:end])), (*cuts, *[stage] * (end - begin)))
                 for begin, (worst, cuts) in best.items()
                 if begin < end
             ]
-            longer[end] = min(found, key=lambda one: one[0])
+            longer[end] = min(candidates, key=lambda one: one[0])
         best = longer
     return best[len(layers)]
 

@@ -21,11 +21,11 @@ LOOKS = 1.0  # seconds between two looks of --watch
 def show(console: Console, directory: Path | None, *, as_json: bool, watch: bool) -> None:
     """Print the leases once, or keep showing them until interrupted: as JSON, one line for each change."""
     if not watch:
-        found = claims(directory)
+        everyone = claims(directory)
         if as_json:
-            print(json.dumps(facts(found), indent=2))
+            print(json.dumps(facts(everyone), indent=2))
         else:
-            console.print(table(found))
+            console.print(table(everyone))
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:
