@@ -1,4 +1,4 @@
-"""Reads the matrices that `nvidia-smi topo` prints, and TensorFlow's log lines about peer access.
+"""Reads the links between cards from what `nvidia-smi topo` prints, and from TensorFlow's log lines.
 
         A0   A1   mlx5_0  CPU Affinity  NUMA Affinity         a header: cards, adapters, affinities
   A0     X   PIX  PHB     0-7           0                     a row of a card: a cell for each

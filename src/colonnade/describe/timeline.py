@@ -1,4 +1,4 @@
-"""What happened when, and where: events of a run, real or simulated, as plain data."""
+"""`cn.Timeline`: what ran when on which device, of a real run or a simulated one, as plain data."""
 
 import json
 from collections.abc import Iterable, Iterator

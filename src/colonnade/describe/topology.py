@@ -1,4 +1,4 @@
-"""A machine as plain data: its devices, and the link between each pair of them."""
+"""`cn.Topology`: a machine as plain data, its devices and the link between each pair of them."""
 
 import json
 import math

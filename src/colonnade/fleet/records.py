@@ -1,4 +1,4 @@
-"""A directory of small records, each of which lives exactly as long as the processes that hold it.
+"""Files of leases in a shared directory, each of which lives as long as the process that holds it.
 
 A record is two files: `7.lock`, locked by its owner for as long as it lives, and `7.json`, which says
 what it is about. The kernel drops the lock when the owner dies, however it dies, so nothing here has

@@ -1,4 +1,4 @@
-"""Run one program so that its signals, its exit code and its end are those of the launcher.
+"""Runs one program: passes signals on to it, ends all it started, returns its exit code.
 
 Three processes, all in the launcher's process group, so that a terminal's Ctrl-C and Ctrl-Z reach the
 program as if it had been started from the shell:

@@ -1,4 +1,4 @@
-"""Sums over devices by a collective, NCCL's on cards: something else to compare placed adds with.
+"""Tries an all-reduce by TensorFlow's collectives (NCCL on cards), for the self-test to compare with.
 
 Run as a program, under a watchdog: `python -m colonnade.hardware.collective 4` prints as JSON, for each
 of `SIZES`, a checksum of what each of 4 devices holds, and the seconds that a sum took.

@@ -1,4 +1,4 @@
-"""Copies from one device to another: whether every byte arrives, on which device, and how fast.
+"""Tries copies from device to device: whether every byte arrives, where, and how fast.
 
 TensorFlow brings what a function returns to the caller's device, so the place of a result tells nothing.
 Here the target itself sums up the bytes, and the graph as it was placed tells which device did that.

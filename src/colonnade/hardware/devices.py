@@ -1,4 +1,4 @@
-"""One call owns the machine: which devices TensorFlow sees, how they are divided, what they may take.
+"""`cn.setup()`: which devices TensorFlow sees, virtual devices, memory limits and threads.
 
 A request is checked against the cards of the machine and becomes a `Layout`, which is plain data;
 only then is TensorFlow told. So nothing is half set when a request is refused.

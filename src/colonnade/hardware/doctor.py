@@ -1,4 +1,4 @@
-"""What stands in the way of using this machine, why that matters, and what to do about it.
+"""`colonnade doctor`: what keeps this machine from being used, why it matters, and what to do.
 
 Each check is a function of what it looks at, so it can be tried on machines that are not here.
 """

@@ -1,4 +1,4 @@
-"""Whether a memory limit holds: what `setup(memory=...)` allows, against what NVML sees taken.
+"""Tries whether a memory limit of `cn.setup(memory=...)` holds, by what NVML sees taken.
 
 Run as a program, because a limit is set when TensorFlow starts: `python -m colonnade.hardware.limit 1024`
 prints what it found as JSON.

@@ -1,4 +1,4 @@
-"""Which op ran on which device, from the graph as TensorFlow placed it, not from what was requested."""
+"""`cn.placement`: which op ran on which device, from the graph as TensorFlow has placed it."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""What TensorFlow finds on this machine, asked in processes of their own.
+"""Asks TensorFlow, in a process of its own, for its version and the cards that it can use.
 
 TensorFlow says why it cannot use a card on its error output, while it is imported; only another
 process can catch that, and this one stays without TensorFlow.

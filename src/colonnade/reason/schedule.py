@@ -1,4 +1,4 @@
-"""In which order the stages of a pipeline work on micro-batches: generators, executed and simulated alike.
+"""The schedules of a pipeline, GPipe, 1F1B and others, as generators: which stage works on what, when.
 
 A schedule yields slots. The tasks of a slot run at once, one per stage at most, and each finds what it
 needs among the tasks of earlier slots. In the tables a slot is as long as a task.

@@ -1,4 +1,4 @@
-"""Asynchronous training on paper: who may read when, and how old a gradient is when it is applied.
+"""Asynchronous training on paper: which device may read when, and how old a gradient is when applied.
 
 The age of a gradient is the number of updates between the reading of the parameters it was computed
 from and the update that it makes. Two devices, the second one twice as slow:

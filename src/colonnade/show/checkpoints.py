@@ -1,4 +1,4 @@
-"""The saved steps in a directory, as a table."""
+"""`colonnade checkpoints`: the saved steps in a directory, as a table."""
 
 import math
 import time

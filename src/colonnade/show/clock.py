@@ -1,4 +1,4 @@
-"""How long the modes take on this machine, measured in a process of its own and kept in a file."""
+"""The speed of the modes on this machine for the experiment's page, measured in another process and kept."""
 
 import json
 import os

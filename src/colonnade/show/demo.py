@@ -1,4 +1,4 @@
-"""The first thing a newcomer sees: real digits, learned on one device and then on all of them."""
+"""`colonnade demo`: real digits, learned on one device and then on all of them."""
 
 import os
 import sys

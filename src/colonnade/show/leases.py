@@ -1,4 +1,4 @@
-"""The leases of this machine, as a table."""
+"""`colonnade leases`: who holds which cards and who waits, as a table."""
 
 import contextlib
 import json

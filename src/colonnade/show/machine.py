@@ -1,4 +1,4 @@
-"""What `colonnade devices` prints: the devices of a machine, who uses them, and the links between them."""
+"""`colonnade devices`: the devices of a machine, who uses them, and the links between them."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""How much of a batch each device gets: the same, or more where a device is faster."""
+"""Decides how many rows of a batch each device gets: the same, or more where a device is faster."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Values that stand for a batch of which only shapes are known: zeros, with an entry in every row."""
+"""Makes a batch of zeros where only shapes are known, to trace or to measure with."""
 
 from typing import Any
 

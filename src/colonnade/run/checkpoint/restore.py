@@ -1,4 +1,4 @@
-"""Bringing an engine to a saved step: the values fit, each by its name, or none is written."""
+"""Reads a saved step back into the variables of a training: all of them fit by name, or none is written."""
 
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What is trained: the loss with its gradient, the penalty and the update, each traced once.
+"""The loss with its gradient averaged over the batch, the update, and the guard that stops at a NaN.
 
 Engines differ in which variables a replica has and in when updates are made. What they have in common
 is here: traces for slices of every size, sums over slices, and the guard against what is not finite.

@@ -1,4 +1,4 @@
-"""Metrics that a loss updates, such as those of a Keras model's outputs: noted by slices, made by batch.
+"""Keras metrics (`compile(metrics=)`) over several devices: noted by slice, updated once by batch.
 
 A replica that updated a metric would count its slice like a batch. So while a replica computes its loss,
 updates are only noted; they are made once, with what the whole batch would have given.

@@ -1,4 +1,4 @@
-"""The training step of a compiled Keras model as a function of a batch, for `cn.verify`."""
+"""The training step of a compiled Keras model as a function of a batch, for `cn.verify(model, ...)`."""
 
 import inspect
 from collections.abc import Iterator, Sequence

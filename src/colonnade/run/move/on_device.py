@@ -1,4 +1,4 @@
-"""Work that stays on its device, forward and backward, and what crosses from one device to another.
+"""Keeps an op and its gradient on one device, and copies tensors from one device to another.
 
 A tape puts the gradient of an op where the tape is asked for it, not where the op ran. So every piece
 of work that belongs to a device brings its own gradient, which opens the same device.

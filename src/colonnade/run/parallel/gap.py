@@ -1,4 +1,4 @@
-"""How far two results are apart, and results that are a last digit apart."""
+"""How far two results are apart, and inputs that are moved by a last digit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Any function on every device: split the arguments, run a replica per device, join the results."""
+"""`cn.parallel` and `cn.make_parallel`: split the arguments, run a replica per device, join the results."""
 
 import functools
 import re

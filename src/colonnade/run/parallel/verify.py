@@ -1,4 +1,4 @@
-"""Prove that a function on N devices is still the function on one, and say why when it is not.
+"""`cn.verify`: shows that a function on N devices equals the function on one, or why it does not.
 
 Values and gradients are compared on several batch sizes: even, uneven, smaller than N. How much may
 differ is found out on one device alone: inputs and variables are moved by the last digit of their floats,

@@ -1,4 +1,4 @@
-"""Training with a pipeline: the legs of every micro-batch in the order of a schedule, then one update.
+"""Trains a pipeline: forward and backward of every micro-batch by the schedule, then one update.
 
 Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
 optimizer keeps for it, on the device of the first stage that uses it, once in every row. The places of a row

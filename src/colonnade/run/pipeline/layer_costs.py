@@ -1,4 +1,4 @@
-"""What the layers of a pipeline cost on this machine: measured, so that stages can be balanced."""
+"""Measures how long each layer takes on this machine, so that the stages can be balanced."""
 
 import time
 from collections.abc import Hashable, Sequence

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: the layers of a model, or functions, in order; and stages made of them."""
+"""The layers of a model, or functions, in the order of a pipeline, and the stages made of them."""
 
 import inspect
 import re

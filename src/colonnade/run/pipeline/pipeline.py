@@ -1,4 +1,4 @@
-"""A model spread over devices by its layers; micro-batches keep all of them at work."""
+"""`cn.Pipeline`: a model spread over devices by its layers, called and trained in micro-batches."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Micro-batches on their way through the stages of one row of devices.
+"""Executes a schedule (GPipe, 1F1B, ...): runs its tasks in order, each on the device of its stage.
 
 The order of a schedule is kept by control inputs: a task waits for the one before it on its device. It
 waits for what that one returns and for the call itself, because once TensorFlow has put the call's

@@ -1,4 +1,4 @@
-"""What moves between devices arrives: the comparisons of the self-test that add, copy and allocate."""
+"""Checks of the self-test that move data: sums, copies and memory limits of the devices."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""Evaluation: the loss and metrics over data, every example counted exactly once."""
+"""`Trainer.evaluate`: the mean loss and metrics over a dataset, every example counted exactly once."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager

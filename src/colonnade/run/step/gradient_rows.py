@@ -1,4 +1,4 @@
-"""Where the rows of a sparse gradient come from, read from the graph of its trace.
+"""Which examples the rows of a sparse gradient (IndexedSlices of an embedding) come from.
 
 A table that is looked up by the ids of a batch has a row in its gradient for every lookup, so the rows of
 two slices, one after the other, are those of the whole batch. But a table that is read at rows which do

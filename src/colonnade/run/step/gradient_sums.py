@@ -1,4 +1,4 @@
-"""How the gradients of slices are added up, so that the sum is what one device has for the whole batch."""
+"""Averages gradients: adds up those of all slices, dense and sparse, to that of the whole batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a training function returns, and what is differentiated.
+"""The loss function with its gradient: losses per example, `cn.Weighted`, metrics; a mean over the batch.
 
 A loss function returns one loss per example, or a scalar that is the mean of its slice, or
 `cn.Weighted(losses, weights)`; beside it, if it likes, a dict of metrics of the same form. The

@@ -1,4 +1,4 @@
-"""Variables that cannot be trained as they are, each refused by its name."""
+"""Refuses variables that cannot be trained as they are, each by its name."""
 
 import re
 from collections.abc import Iterator, Sequence

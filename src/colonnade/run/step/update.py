@@ -1,4 +1,4 @@
-"""The optimizer's update, traced once over all parameters: one update, whoever owns the parts.
+"""The optimizer's update: traced once over all parameters, and called wherever the variables live.
 
 Applying an optimizer to a part of the variables would count a step and clip the gradient for every
 part. So the whole update is one function. Called with other handles it updates copies; and where each

@@ -1,4 +1,4 @@
-"""Local training: every replica makes steps on variables of its own, and now and then they are joined."""
+"""What happens at `sync=cn.LocalSGD(8)`: replicas take steps on variables of their own, then are joined."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

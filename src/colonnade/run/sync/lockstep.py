@@ -1,4 +1,4 @@
-"""Training in lockstep: every step, all replicas compute, and the model moves once."""
+"""`cn.Synchronous`, the default: at every step all replicas compute, and one update is applied."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

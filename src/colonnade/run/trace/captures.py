@@ -1,4 +1,4 @@
-"""What a traced graph does with the things it captured, read from its GraphDef."""
+"""What a traced function captured (variables, tables, constants), and whether it reads or writes it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A traced function that is called from eager code, by several threads, at the least cost."""
+"""Calls a traced function from eager code and several threads, faster than a tf.function does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

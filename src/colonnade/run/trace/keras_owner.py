@@ -1,4 +1,4 @@
-"""What Keras knows of a variable: the Keras variable around it, and the layer whose state it is.
+"""Finds the Keras variable around a tf.Variable, and the layer whose state it is.
 
 Nothing leads from a `tf.Variable` to either of them, so the objects of the process are looked at; once for
 each variable, because that takes some tens of milliseconds. `gc.freeze()` hides objects; see `_Frozen`.

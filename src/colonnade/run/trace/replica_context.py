@@ -1,4 +1,4 @@
-"""How a traced function asks for sums over the replicas.
+"""The tf.distribute.ReplicaContext while tracing: marks where synchronised batch norm wants sums.
 
 Keras's synchronised batch normalisation asks the replica context that it finds for an `all_reduce`.
 While a function is traced it finds this one, which marks the place in the graph: an op that hands its

@@ -1,4 +1,4 @@
-"""A trace cut into the legs of a pipeline: forward and backward of every stage, each a function.
+"""Cuts a trace at the stages of a pipeline: forward and backward of each, as functions.
 
 The leg of a node is that of the last mark before it. What comes before all marks (variables that are
 read, constants, labels and what is made of them) goes to the leg that needs it first, so that it is

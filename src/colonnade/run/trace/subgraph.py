@@ -1,4 +1,4 @@
-"""A traced graph cut into parts, each of which is a function of its own.
+"""Cuts some nodes out of a traced graph and makes a function of them.
 
 Whoever cuts says which nodes belong to a part; the tensors that go in and come out follow from that.
 """

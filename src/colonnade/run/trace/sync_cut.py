@@ -1,4 +1,4 @@
-"""A trace cut where replicas exchange sums, as synchronised batch normalisation does.
+"""Cuts a trace where replicas exchange sums, as synchronised batch normalisation does.
 
 The marks in a trace (see `replica_context`) stand for sums over the replicas. A mark that needs no other one
 is of level 0, one that needs marks of level k is of level k + 1. What needs marks up to level k - 1 is

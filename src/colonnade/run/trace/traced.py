@@ -1,4 +1,4 @@
-"""Trace a function once; call the trace on any device, with shared or other variables.
+"""Traces a user's function once; calls the trace on any device, with shared or other variables.
 
 The captures of a trace are the handles of the variables that it uses. So the one concrete function
 that came from the user's code serves every device; and where a device has variables of its own, it is

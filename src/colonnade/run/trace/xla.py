@@ -1,4 +1,4 @@
-"""Large updates, compiled: one pass over the memory, in place of one for every op of an optimizer.
+"""Compiles large optimizer updates by XLA: one pass over the memory in place of one for every op.
 
 An optimizer is a dozen ops for every parameter, each of which reads and writes as many numbers as the
 parameter has. XLA makes one loop of them, and of the sum over the replicas too. What it compiles is the

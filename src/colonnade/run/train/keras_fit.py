@@ -1,4 +1,4 @@
-"""For Keras users: `cn.fit(model, ...)` in place of `model.fit(...)`.
+"""`cn.fit(model, ...)` in place of `model.fit(...)`, for a compiled Keras model.
 
 Keras keeps everything around the step: epochs, shuffling, callbacks, validation, history. Only the
 step itself, which Keras asks `model.train_function` for, is Colonnade's.

@@ -1,4 +1,4 @@
-"""Variables that the function itself changes: a copy for each replica, and how the copies become one value.
+"""Variables that the loss function itself changes (moving averages): a copy per replica, made one value.
 
 TensorFlow and Keras have the word for it, `aggregation=` of a variable:
 

@@ -1,4 +1,4 @@
-"""Where the variables of a training live, and which of them each replica reads and writes.
+"""Where variables live: one shared copy, a mirrored copy on every device, or partitioned over them.
 
     shared        one copy of the parameters; every replica reads it
     mirrored      a copy on every device, all updated alike

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a training: every variable that a later step reads, each under its own name.
+"""Which variables of a training a checkpoint holds, each under its name; `checkpoint` writes them.
 
 An engine that can be saved offers four things (`Resumable`); `Lockstep` is one, and others may follow:
 `prepare` makes all variables, `state` tells where their values are, `resume` is called when the values

@@ -1,4 +1,4 @@
-"""Where the variables of a pipeline live: with the first stage that uses them, once in every row.
+"""Where the variables of a pipeline live: with the first stage that uses them, once per row of devices.
 
 A part of a layer that is split by width lives where the layer put it.
 """
