@@ -179,7 +179,7 @@ def test_without_its_backward_part_it_is_something_else(monkeypatch, one_device)
 
         return marked(value)
 
-    monkeypatch.setattr(replica_context.Exchange, "_marked", forward_only)
+    monkeypatch.setattr(replica_context.TracingContext, "_marked", forward_only)
     found = trained(stacked, 2)
     # The first loss is a forward pass, and right; then the parameters go astray.
     np.testing.assert_allclose(found[0][0], one_device(stacked, 12)[0][0], **CLOSE)

@@ -232,15 +232,17 @@ def test_run_and_leases(tmp_path):
 def test_leases_shows_who_waits():
     from rich.console import Console
 
-    from colonnade.fleet.lease import Claim
-    from colonnade.fleet.records import Record
+    from colonnade.fleet.lease import LeaseClaim
+    from colonnade.fleet.records import LeaseRecord
     from colonnade.show.leases import facts, table
 
     def claim(number, slots=()):
         when = "2026-05-04T09:12:00.000000+00:00"
-        return Claim(("a", "b"), 2, "0.5", ("python", "\x1b[2Jx.py"), "ada", 7, "box", when, slots, number)
+        return LeaseClaim(
+            ("a", "b"), 2, "0.5", ("python", "\x1b[2Jx.py"), "ada", 7, "box", when, slots, number
+        )
 
-    line = [claim(1, ("a", "b")), claim(2), claim(3), Claim.read(Record(4, 12345, None))]
+    line = [claim(1, ("a", "b")), claim(2), claim(3), LeaseClaim.read(LeaseRecord(4, 12345, None))]
     console = Console(width=120)
     with console.capture() as text:
         console.print(table(line))

@@ -16,7 +16,7 @@ import colonnade as cn
 from colonnade.describe.topology import Topology
 from colonnade.fleet import launch
 from colonnade.fleet.lease import claims
-from colonnade.fleet.supervise import Outcome
+from colonnade.fleet.supervise import Exit
 from colonnade.hardware.cards import Instance, Process, detect
 from colonnade.hardware.fake import FakeNvml
 from colonnade.hardware.recorded import recorded
@@ -40,7 +40,7 @@ def started(monkeypatch, tmp_path):
 
     def supervise(command, environment, keep):
         calls.append((tuple(command), environment))
-        return Outcome(0, interrupted=False)
+        return Exit(0, interrupted=False)
 
     monkeypatch.setenv("COLONNADE_LEASES", str(tmp_path / "leases"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -223,7 +223,7 @@ def test_a_resumable_program_is_started_again(
 
     def supervise(*_):
         calls.append(len(claims()))
-        return Outcome(next(left), interrupted)
+        return Exit(next(left), interrupted)
 
     monkeypatch.setattr(launch, "supervise", supervise)
     assert launch.run(["true"], retries=retries) == code

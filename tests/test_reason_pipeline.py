@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.reason.schedule import SCHEDULES, Task, alive, drawn, forward
+from colonnade.reason.schedule import SCHEDULES, StageTask, alive, drawn, forward
 
 counts = st.tuples(st.integers(1, 6), st.integers(1, 9))
 
@@ -47,9 +47,9 @@ def test_every_task_once_and_after_what_it_needs(name, numbers):
     for slot in SCHEDULES[name](stages, micro_batches):
         assert len({task.stage for task in slot}) == len(slot)
         for k, m, backward in slot:
-            before = [Task(k - 1, m)] if k and not backward else []
+            before = [StageTask(k - 1, m)] if k and not backward else []
             if backward:
-                before += [Task(k, m)] + [Task(k + 1, m, True)] * (k + 1 < stages)
+                before += [StageTask(k, m)] + [StageTask(k + 1, m, True)] * (k + 1 < stages)
             assert seen.issuperset(before)
         assert seen.isdisjoint(slot)
         seen.update(slot)

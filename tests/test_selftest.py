@@ -214,7 +214,7 @@ def test_mirrored_fails_if_a_copy_gets_another_gradient(monkeypatch):
 
 
 def test_partitioned_fails_if_the_result_stays_with_the_owners(monkeypatch):
-    monkeypatch.setattr(homes.Residence, "leave", lambda self: None)
+    monkeypatch.setattr(homes.Homes, "leave", lambda self: None)
     fails("variables: partitioned")
 
 
@@ -414,7 +414,7 @@ CARD = Card(0, "GPU-1", "00000000:01:00.0", "a card", 16 * GIB, free=15 * GIB)
     ],
 )
 def test_whether_a_limit_holds(used, refused, holds):
-    assert limit.Measured(1024, used, refused).holds == holds
+    assert limit.MeasuredLimit(1024, used, refused).holds == holds
 
 
 def test_a_limit_that_shows_when_it_is_lost():

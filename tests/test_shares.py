@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import colonnade as cn
-from colonnade.run.batch.shares import FIRST_WINDOW, Measured, alike, proportional
+from colonnade.run.batch.shares import FIRST_WINDOW, MeasuredShares, alike, proportional
 from colonnade.run.sync import workers
 
 RNG = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def told(shares, seconds_per_row, steps, total=100):
 
 
 def test_faster_devices_get_more_after_a_while_and_not_at_every_whim():
-    shares = Measured(2)
+    shares = MeasuredShares(2)
     assert shares.counts(100) == (50, 50)
     told(shares, [9.0, 1.0], 1)  # the first call does not count
     told(shares, [1.0, 4.0], FIRST_WINDOW - 1)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from families import kept, long
 
 import colonnade as cn
-from colonnade.reason.staleness import Event, race
+from colonnade.reason.staleness import ReadOrApply, race
 from colonnade.run.asynchronous import fetch
 from colonnade.run.asynchronous.int_tensors import Numbers
 from colonnade.run.asynchronous.stream import Run
@@ -102,7 +102,7 @@ def test_a_fixed_order_that_a_callback_ends_does_not_depend_on_the_clock(monkeyp
 
 
 def test_steps_one_by_one_in_a_fixed_order():
-    order = [Event(kind, i) for _ in range(3) for kind in ("read", "apply") for i in (2, 0, 1)]
+    order = [ReadOrApply(kind, i) for _ in range(3) for kind in ("read", "apply") for i in (2, 0, 1)]
     w, trainer = linear(cn.Asynchronous(order=order))
     for batch in batches(3):
         record = trainer.train_on_batch(*batch)
@@ -571,7 +571,7 @@ def test_weights_of_examples_and_a_slice_without_any():
         lambda x, y, m: cn.Weighted(tf.squeeze((x @ w - y) ** 2, axis=1), m),
         keras.optimizers.SGD(RATE),
         devices=3,
-        sync=cn.Asynchronous(order=[Event(k, i) for k in ("read", "apply") for i in range(3)]),
+        sync=cn.Asynchronous(order=[ReadOrApply(k, i) for k in ("read", "apply") for i in range(3)]),
     )
     record = trainer.train_on_batch(X[:10], Y[:10], mask)
     expected = START
@@ -591,7 +591,7 @@ def test_moving_averages_are_those_of_the_devices_that_worked():
         keras.optimizers.SGD(0.0),
         devices=4,
         sync=cn.Asynchronous(
-            order=[Event(k, i) for _ in range(2) for k in ("read", "apply") for i in (0, 1)]
+            order=[ReadOrApply(k, i) for _ in range(2) for k in ("read", "apply") for i in (0, 1)]
         ),
     )
     trainer.train_on_batch(X[:40], Y[:40])
@@ -617,11 +617,11 @@ def test_printing_says_which_device_spoke(capfd):
 @pytest.mark.parametrize(
     ("order", "bound", "says"),
     [
-        ([Event("read", 0)], None, "are left at the end of the order"),
-        ([Event("read", 0), Event("read", 0)], None, "before the device has applied"),
-        ([Event("read", 0), Event("read", 1)], 0, "max_staleness lets the device wait"),
+        ([ReadOrApply("read", 0)], None, "are left at the end of the order"),
+        ([ReadOrApply("read", 0), ReadOrApply("read", 0)], None, "before the device has applied"),
+        ([ReadOrApply("read", 0), ReadOrApply("read", 1)], 0, "max_staleness lets the device wait"),
         ([("write", 0)], None, "a read or an apply"),
-        ([Event("read", 7)], None, "one of the devices"),
+        ([ReadOrApply("read", 7)], None, "one of the devices"),
         (["read"], None, "a read or an apply"),
         ([3], None, "a read or an apply"),
     ],

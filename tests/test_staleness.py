@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.reason.staleness import Event, Ledger, race
+from colonnade.reason.staleness import Ledger, ReadOrApply, race
 
 
 def ages(events, bound=None):
@@ -35,7 +35,7 @@ def test_equal_devices_apply_in_turn_with_an_age_of_all_others(devices):
 
 def test_without_staleness_devices_take_turns():
     events = list(islice(race([1.0, 4.0, 2.0], max_staleness=0), 12))
-    assert events == [Event(kind, i) for _ in range(2) for i in range(3) for kind in ("read", "apply")]
+    assert events == [ReadOrApply(kind, i) for _ in range(2) for i in range(3) for kind in ("read", "apply")]
 
 
 @given(

@@ -71,9 +71,9 @@ def devices(
         pasted = Topology.from_text(_text(topology))
         _print(as_json, json.loads(pasted.to_json()), show.links(pasted))
     else:
-        found = _machine(machine)
+        described = _machine(machine)
         here = machine is None
-        _print(as_json, show.facts(found, here=here), show.screen(found, here=here))
+        _print(as_json, show.facts(described, here=here), show.screen(described, here=here))
 
 
 @app.command()
@@ -91,8 +91,8 @@ def doctor(
     from colonnade.hardware.probe import probe
     from colonnade.show.doctor import report
 
-    found = _machine(machine)
-    findings = examine(found, probe()) if machine is None else examine_cards(found, {})
+    described = _machine(machine)
+    findings = examine(described, probe()) if machine is None else examine_cards(described, {})
     _print(as_json, [asdict(finding) for finding in findings], report(findings))
     if any(finding.state == "blocks" for finding in findings):
         raise typer.Exit(1)

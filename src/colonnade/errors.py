@@ -149,6 +149,6 @@ class DiskFull(ColonnadeError, OSError):
 
 def check(where: str, problems: Iterable[Problem]) -> None:
     """Raise one error that lists all `problems`, if there are any."""
-    found = tuple(problems)
-    if found:
-        raise InvalidArgument(where, found)
+    all_problems = tuple(problems)
+    if all_problems:
+        raise InvalidArgument(where, all_problems)

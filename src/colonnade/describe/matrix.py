@@ -1,4 +1,4 @@
-"""Reads the matrices that `nvidia-smi topo` prints, and TensorFlow's log lines about peer access.
+"""Reads the links between cards from what `nvidia-smi topo` prints, and from TensorFlow's log lines.
 
         A0   A1   mlx5_0  CPU Affinity  NUMA Affinity         a header: cards, adapters, affinities
   A0     X   PIX  PHB     0-7           0                     a row of a card: a cell for each
@@ -94,10 +94,10 @@ def read(text: str, p2p: str | None = None) -> Matrix:
         raise _refuse("text", text, rule, fix)
     if peers is None:
         return Matrix(names, kinds, None, numa)
-    told = {i for i, _ in peers}
+    cards = {i for i, _ in peers}
     # A log names the devices that a program used, which need not be all.
-    if told - set(numbers) or (peers is not logged and told != set(numbers)):
-        rule = f"tells peer access of cards {_listed(told)}, and the links are for {_listed(numbers)}"
+    if cards - set(numbers) or (peers is not logged and cards != set(numbers)):
+        rule = f"tells peer access of cards {_listed(cards)}, and the links are for {_listed(numbers)}"
         raise _refuse(where, p2p or text, rule, "Take both from the same machine")
     return Matrix(names, kinds, tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers), numa)
 
@@ -111,11 +111,11 @@ def _peers(text: str) -> Peers:
     links, peers = _tables("p2p", lines)
     if peers is None and links is not None and len(links[1]) == 1:
         return {(_number(links[0].cards[0]),) * 2: True}  # of one card, both tables look alike
-    found = peers or _logged_peers("p2p", lines)
-    if found is None:
+    known = peers or _logged_peers("p2p", lines)
+    if known is None:
         rule, fix = "holds no matrix of peer access", "Copy all of what `nvidia-smi topo -p2p r` prints"
         raise _refuse("p2p", text, rule, fix)
-    return found
+    return known
 
 
 def _tables(argument: str, lines: list[str]) -> tuple[tuple[_Block, Labels] | None, Peers | None]:
@@ -127,10 +127,10 @@ def _tables(argument: str, lines: list[str]) -> tuple[tuple[_Block, Labels] | No
         try:
             cells = _cells(argument, block)
             if _is_peer_table(cells):
-                found = _codes(block, cells)
-                if peers not in (None, found):
+                codes = _codes(block, cells)
+                if peers not in (None, codes):
                     problems.append(_contradiction(argument, "of peer access"))
-                peers = found
+                peers = codes
             else:
                 kinds = _labels(argument, block, cells)
                 if links is not None and (links[0].cards, links[1]) != (block.cards, kinds):
@@ -181,7 +181,7 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
 def _cells(argument: str, block: _Block) -> Labels:
     """The cells between cards, row by row."""
     cards, at = block.cards, [block.columns.index(card) for card in block.cards]
-    problems, found = [], []
+    problems, labels = [], []
     for i, card in enumerate(cards):
         cells = block.rows.get(card, "").split()[1 : 1 + len(block.columns)]
         if not cells:
@@ -193,10 +193,10 @@ def _cells(argument: str, block: _Block) -> Labels:
             rule = f"meets itself in a cell {cells[at[i]]}, not X"
             problems.append(Problem(argument, card, rule, "Copy the whole matrix, header and all"))
         else:
-            found.append(tuple(cells[j] for j in at))
+            labels.append(tuple(cells[j] for j in at))
     if problems:
         raise InvalidArgument("Topology.from_text()", problems)
-    return tuple(found)
+    return tuple(labels)
 
 
 def _is_peer_table(cells: Labels) -> bool:

@@ -103,12 +103,12 @@ def _table() -> dict[tuple[str, str], float]:
 
 def _of_card(name: str, field: str) -> float | None:
     words = [word.upper() for word in re.split(r"[\s-]+", name) if word]
-    found = [
+    matches = [
         (len(model), value)
         for (thing, at), value in _table().items()
         if at == field and (model := thing.upper().split()) and _is_model(model, words)
     ]
-    return max(found)[1] if found else None
+    return max(matches)[1] if matches else None
 
 
 def _is_model(model: list[str], words: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What happened when, and where: events of a run, real or simulated, as plain data."""
+"""`cn.Timeline`: what ran when on which device, of a real run or a simulated one, as plain data."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -151,13 +151,13 @@ def label(event: Event) -> str:
 
 def _merged(events: Iterable[Event]) -> list[tuple[float, float]]:
     """The times in which at least one of some events ran."""
-    found: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     for start, end in sorted((event.start, event.end) for event in events):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
         else:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
 def _problems(data: Any) -> Iterator[Problem]:

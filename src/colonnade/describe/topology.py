@@ -1,4 +1,4 @@
-"""A machine as plain data: its devices, and the link between each pair of them."""
+"""`cn.Topology`: a machine as plain data, its devices and the link between each pair of them."""
 
 import json
 import math
@@ -252,9 +252,9 @@ class Topology:
             >>> cn.Topology.from_text(text).link(0, 1).kind
             'PIX'
         """
-        found = matrix.read(text, p2p)
-        devices = [Device(name, numa=numa) for name, numa in zip(found.names, found.numa, strict=True)]
-        return cls.build(devices, found.kinds, found.peers)
+        parsed = matrix.read(text, p2p)
+        devices = [Device(name, numa=numa) for name, numa in zip(parsed.names, parsed.numa, strict=True)]
+        return cls.build(devices, parsed.kinds, parsed.peers)
 
     def to_json(self) -> str:
         """As JSON; the links are listed once each, and the matrix holds their positions."""

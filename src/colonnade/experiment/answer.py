@@ -1,4 +1,4 @@
-"""The answer to the experiment's question, in three sentences that follow from the figures.
+"""What the experiment says of synchronous and asynchronous training: three sentences from its figures.
 
 An old article asks: if one step should move a weight by 1, and six cards each push their 1, it moves by
 6. Is that over-correction, or noise that makes the model more robust?

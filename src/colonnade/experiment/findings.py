@@ -1,4 +1,4 @@
-"""The outcomes of an experiment, looked at with one rate for all, or with the best rate for each."""
+"""What the trials of the experiment show: means and intervals, with one learning rate or the best of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

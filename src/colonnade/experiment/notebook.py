@@ -1,4 +1,4 @@
-"""Outcomes in a file, so that an experiment that was cut off goes on where it was."""
+"""Keeps the outcome of every trial in a file, so that an experiment that was stopped goes on."""
 
 import json
 from collections.abc import Iterator

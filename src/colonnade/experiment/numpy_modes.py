@@ -1,4 +1,4 @@
-"""The modes of training in NumPy: what the engines do to parameters, step by step, without devices.
+"""The modes of training once more in NumPy, without TensorFlow and devices, for the experiment.
 
 `Asynchronous` follows the same order of reads and updates that the engine can be given, so a
 simulated training is the real one but for rounding; the tests hold each mode against its engine.

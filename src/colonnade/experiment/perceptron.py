@@ -1,4 +1,4 @@
-"""A small network in NumPy, with its gradient by hand: what simulated training trains."""
+"""A small network in NumPy with its gradient by hand: the model that the experiment trains."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Time on the wall of the modes: `python -m colonnade.experiment.walltime DEVICES ROUNDS SECONDS`.
+"""Measures the speed of each mode: `python -m colonnade.experiment.walltime DEVICES ROUNDS SECONDS`.
 
 In every round each mode trains for a while, one after the other, so that what else the machine does
 falls on all of them alike.

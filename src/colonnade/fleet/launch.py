@@ -94,8 +94,8 @@ def seconds(text: str) -> float:
     parts = re.fullmatch(r"\d+|(\d+(\.\d+)?[smhd])+", text)
     if not parts:
         raise ValueError(f"{text!r} is not a time span")
-    found: list[tuple[str, str]] = re.findall(r"([\d.]+)([smhd]?)", text)
-    return sum(float(number) * UNITS[unit] for number, unit in found)
+    amounts: list[tuple[str, str]] = re.findall(r"([\d.]+)([smhd]?)", text)
+    return sum(float(number) * UNITS[unit] for number, unit in amounts)
 
 
 def _cards(count: int) -> Pool:
@@ -118,14 +118,14 @@ def _cards(count: int) -> Pool:
 
 def _occupants() -> dict[str, set[int]]:
     """The processes on each card and on each MIG instance now, leased or not."""
-    found = {}
+    occupants = {}
     for card in detect().cards:
         parts = {part.uuid: {process.pid for process in part.processes} for part in card.instances}
         everywhere = {process.pid for process in card.processes}.difference(*parts.values())
-        found[card.uuid] = everywhere
+        occupants[card.uuid] = everywhere
         # What the driver does not assign to an instance may be on any of them.
-        found.update({uuid: pids | everywhere for uuid, pids in parts.items()})
-    return found
+        occupants.update({uuid: pids | everywhere for uuid, pids in parts.items()})
+    return occupants
 
 
 def _virtual_cards(count: int) -> Pool:

@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from colonnade.errors import InvalidArgument, LeaseTimeout
-from colonnade.fleet.records import Record, alone
+from colonnade.fleet.records import LeaseRecord, alone
 
 DIRECTORY = "COLONNADE_LEASES"  # the environment variable that names the directory of leases
 COMMAND = 200  # arguments of a command that are kept, and letters of each
@@ -59,7 +59,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Claim:
+class LeaseClaim:
     """What one process asks for, and has once `slots` is not empty.
 
     `count` is 0 for a record that cannot be read: it may hold any card, so nobody gets one beside it.
@@ -77,7 +77,7 @@ class Claim:
     number: int = 0
 
     @classmethod
-    def read(cls, record: Record) -> "Claim":
+    def read(cls, record: LeaseRecord) -> "LeaseClaim":
         """The claim that a live record states; an unreadable one where it states none that can be."""
         says, user = record.says or {}, _user(record.uid)
         try:
@@ -100,7 +100,7 @@ class Claim:
     def readable(self) -> bool:
         return self.count > 0
 
-    def blocks(self, other: "Claim") -> bool:
+    def blocks(self, other: "LeaseClaim") -> bool:
         """Whether it waits, was there first, and could take what the other could."""
         return not self.slots and self.number < other.number and not set(self.among).isdisjoint(other.among)
 
@@ -108,7 +108,7 @@ class Claim:
 class Lease:
     """A place in line that becomes a lease; leave the `with` block, or die, to give it back."""
 
-    def __init__(self, pool: Pool, claim: Claim, directory: Path, *, share: bool) -> None:
+    def __init__(self, pool: Pool, claim: LeaseClaim, directory: Path, *, share: bool) -> None:
         self._pool = replace(pool, occupants=nobody) if share else pool
         self._directory = directory
         with alone(directory) as records:
@@ -131,7 +131,7 @@ class Lease:
         """Take the cards if it is our turn and enough are free; else say our place in line, from 1 up."""
         present = self._pool.occupants()  # drivers can be slow, so not while all others wait for us
         with alone(self._directory) as records:
-            everyone = [Claim.read(record) for record in records.live()]
+            everyone = [LeaseClaim.read(record) for record in records.live()]
             claims = [c for c in everyone if c.number != self.claim.number]
             if self.claim not in everyone:  # lost or damaged: two such waiters would wait for each other
                 records.write(self.claim.number, asdict(self.claim))
@@ -152,11 +152,11 @@ class Lease:
     def wait(self, timeout: float | None = None, tell: Callable[[int], None] = lambda place: None) -> None:
         """Wait for our turn; `tell` is called with our place in line whenever it changes."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        told = None
+        last = None
         while place := self.take():
-            if place != told:
+            if place != last:
                 tell(place)
-                told = place
+                last = place
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise LeaseTimeout(self.claim.count, place)
@@ -189,7 +189,7 @@ def ask(
         ...     lease.claim.slots
         ('a',)
     """
-    claim = Claim(
+    claim = LeaseClaim(
         among=pool.slots,
         count=count,
         memory=memory,
@@ -202,14 +202,14 @@ def ask(
     return Lease(pool, claim, directory or shared_directory(), share=share)
 
 
-def claims(directory: Path | None = None) -> tuple[Claim, ...]:
+def claims(directory: Path | None = None) -> tuple[LeaseClaim, ...]:
     """Every lease and every waiter of the machine, oldest first."""
     path = directory or shared_directory()
     with contextlib.suppress(PermissionError):  # which is told below
         if not path.exists():
             return ()
     with alone(path) as records:
-        return tuple(map(Claim.read, records.live()))
+        return tuple(map(LeaseClaim.read, records.live()))
 
 
 def shared_directory() -> Path:
@@ -226,7 +226,7 @@ def shared_directory() -> Path:
     return Path("/tmp/colonnade")
 
 
-def _free(claim: Claim, others: Sequence[Claim], strangers: Collection[str]) -> list[str]:
+def _free(claim: LeaseClaim, others: Sequence[LeaseClaim], strangers: Collection[str]) -> list[str]:
     """The cards that a claim can have now; those already divided first, so that whole ones stay whole."""
     if not all(other.readable for other in others):
         return []
@@ -238,7 +238,7 @@ def _free(claim: Claim, others: Sequence[Claim], strangers: Collection[str]) -> 
     return sorted(room, key=lambda slot: -used[slot])
 
 
-def _strangers(present: Mapping[str, Collection[int]], claims: Iterable[Claim]) -> set[str]:
+def _strangers(present: Mapping[str, Collection[int]], claims: Iterable[LeaseClaim]) -> set[str]:
     """The cards that somebody uses who has no lease of them."""
     holders: dict[str, set[int]] = {}
     for claim in claims:

@@ -1,4 +1,4 @@
-"""A directory of small records, each of which lives exactly as long as the processes that hold it.
+"""Files of leases in a shared directory, each of which lives as long as the process that holds it.
 
 A record is two files: `7.lock`, locked by its owner for as long as it lives, and `7.json`, which says
 what it is about. The kernel drops the lock when the owner dies, however it dies, so nothing here has
@@ -41,7 +41,7 @@ DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 @dataclass(frozen=True)
-class Record:
+class LeaseRecord:
     """A record whose owner lives. `uid` is that of the file's owner, which nobody can forge.
 
     `says` is None where the text is missing, damaged, or not the owner's.
@@ -58,9 +58,9 @@ class Records:
     def __init__(self, directory: int) -> None:
         self._directory = directory
 
-    def live(self) -> tuple[Record, ...]:
+    def live(self) -> tuple[LeaseRecord, ...]:
         """The records whose owners live, oldest first. What dead ones left is removed if allowed."""
-        found = []
+        live = []
         names = set(os.listdir(self._directory))
         for name in names:
             number, _, kind = name.partition(".")
@@ -69,10 +69,10 @@ class Records:
                 if record is None:
                     self._remove(name, f"{number}.json")
                 else:
-                    found.append(record)
+                    live.append(record)
             elif kind == "new" or (kind == "json" and f"{number}.lock" not in names):
                 self._remove(name)  # left by a process that died while it was alone here
-        return tuple(sorted(found, key=lambda record: record.number))
+        return tuple(sorted(live, key=lambda record: record.number))
 
     def add(self, says: Mapping[str, Any]) -> tuple[int, int]:
         """A new record, later than every other: its number, and the descriptor that keeps it alive."""
@@ -120,14 +120,14 @@ class Records:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
-    def _read(self, number: int) -> Record | None:
+    def _read(self, number: int) -> LeaseRecord | None:
         """A record, or None if its owner is dead."""
         name = f"{number}.lock"
         try:
             lock = self._open(name)
         except PermissionError:  # closed to us, so we cannot know that he is dead
             owner = os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_uid
-            return Record(number, owner, None)
+            return LeaseRecord(number, owner, None)
         if lock is None:
             return None
         try:
@@ -135,7 +135,7 @@ class Records:
             return None
         except BlockingIOError:
             owner = os.fstat(lock).st_uid
-            return Record(number, owner, self._text(f"{number}.json", owner))
+            return LeaseRecord(number, owner, self._text(f"{number}.json", owner))
         finally:
             os.close(lock)
 

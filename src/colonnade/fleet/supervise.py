@@ -1,4 +1,4 @@
-"""Run one program so that its signals, its exit code and its end are those of the launcher.
+"""Runs one program: passes signals on to it, ends all it started, returns its exit code.
 
 Three processes, all in the launcher's process group, so that a terminal's Ctrl-C and Ctrl-Z reach the
 program as if it had been started from the shell:
@@ -36,14 +36,14 @@ ORPHANED = signal.SIGRTMIN + 1  # to the supervisor, from the kernel: the launch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Exit:
     """How a program ended: its exit code, 128 + n after signal n; and whether somebody told it to end."""
 
     code: int
     interrupted: bool
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], keep: int) -> Outcome:
+def supervise(command: Sequence[str], environment: Mapping[str, str], keep: int) -> Exit:
     """Run a command to its end. It inherits the descriptor `keep`. Raises OSError if it cannot start.
 
     Call it from a process that has no other thread and no other child: it forks, and ends all its children.
@@ -73,7 +73,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], keep: int)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(supervisor: int) -> Outcome:
+def _wait(supervisor: int) -> Exit:
     """Pass signals on until the supervisor has ended."""
     interrupted = False
     while True:
@@ -81,7 +81,7 @@ def _wait(supervisor: int) -> Outcome:
         if arrived.si_signo == signal.SIGCHLD:
             pid, status = os.waitpid(supervisor, os.WNOHANG)
             if pid:
-                return Outcome(_code(status), interrupted)
+                return Exit(_code(status), interrupted)
             continue
         interrupted = interrupted or arrived.si_signo in END
         if arrived.si_code != SI_KERNEL:

@@ -147,26 +147,26 @@ class _Driver:
         try:
             return getattr(self.nvml, f"nvml{query}")(*args)
         except pynvml.NVMLError as error:
-            told = f"{of}: {query.removeprefix('DeviceGet')}: {error}"
-            if error.value not in no_fault and told not in self.unanswered:
-                self.unanswered.append(told)
+            fault = f"{of}: {query.removeprefix('DeviceGet')}: {error}"
+            if error.value not in no_fault and fault not in self.unanswered:
+                self.unanswered.append(fault)
             return otherwise
 
 
 def _machine(driver: _Driver, count: int, owner: Owner, virtual: int) -> Machine:
-    found, faults = [], []
+    answering, faults = [], []
     for index in range(count):
         try:
             handle = driver.nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append((handle, _card(driver, handle, index, owner)))
+            answering.append((handle, _card(driver, handle, index, owner)))
         except pynvml.NVMLError as error:
             faults.append(f"card {index}: {error}")
     name = driver.ask("driver", "SystemGetDriverVersion", otherwise="")
     version = driver.ask("driver", "SystemGetCudaDriverVersion_v2")
     cuda = version and (version // 1000, version % 1000 // 10)
-    cards = tuple(card for _, card in found)
+    cards = tuple(card for _, card in answering)
     absent = "" if cards else "no card answers" if faults else "the driver lists no cards"
-    topology = _topology(driver, found) if cards else Topology.uniform(virtual)
+    topology = _topology(driver, answering) if cards else Topology.uniform(virtual)
     return Machine(
         cards, topology, name, cuda, absent, faults=tuple(faults), unanswered=tuple(driver.unanswered)
     )
@@ -220,20 +220,20 @@ def _instances(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[
         )
 
 
-def _topology(driver: _Driver, found: Sequence[tuple[Any, Card]]) -> Topology:
-    places = {card.bus_id.upper() for _, card in found}
-    lines = [_nvlinks(driver, f"card {card.index}", handle, places) for handle, card in found]
+def _topology(driver: _Driver, cards: Sequence[tuple[Any, Card]]) -> Topology:
+    places = {card.bus_id.upper() for _, card in cards}
+    lines = [_nvlinks(driver, f"card {card.index}", handle, places) for handle, card in cards]
     kinds, peers = [], []
-    for i, (a, _) in enumerate(found):
-        joined = [_joined(lines, i, j, card) for j, (_, card) in enumerate(found)]
-        pairs = [(f"cards {found[i][1].index} and {card.index}", a, b) for b, card in found]
+    for i, (a, _) in enumerate(cards):
+        joined = [_joined(lines, i, j, card) for j, (_, card) in enumerate(cards)]
+        pairs = [(f"cards {cards[i][1].index} and {card.index}", a, b) for b, card in cards]
         kinds.append(
-            ["X" if i == j else joined[j] or _ancestor(driver, *pairs[j]) for j in range(len(found))]
+            ["X" if i == j else joined[j] or _ancestor(driver, *pairs[j]) for j in range(len(cards))]
         )
-        peers.append([i == j or _peer(driver, *pairs[j]) for j in range(len(found))])
+        peers.append([i == j or _peer(driver, *pairs[j]) for j in range(len(cards))])
     devices = [
         Device(card.name, card.memory, speeds.flops(card.name), _numa(driver, f"card {card.index}", handle))
-        for handle, card in found
+        for handle, card in cards
     ]
     return Topology.build(devices, kinds, peers)
 

@@ -1,4 +1,4 @@
-"""Sums over devices by a collective, NCCL's on cards: something else to compare placed adds with.
+"""Tries an all-reduce by TensorFlow's collectives (NCCL on cards), for the self-test to compare with.
 
 Run as a program, under a watchdog: `python -m colonnade.hardware.collective 4` prints as JSON, for each
 of `SIZES`, a checksum of what each of 4 devices holds, and the seconds that a sum took.
@@ -69,7 +69,7 @@ def ask_cards(count: int, seconds: float) -> tuple[Answer, str]:
     """What the program above says of so many cards, and the version of NCCL, empty if it took no part."""
     answer = ask("colonnade.hardware.collective", str(count), seconds=seconds, environment=SETTINGS)
     versions = (re.search(r"NCCL version ([0-9.]+(?:\+cuda[0-9.]+)?)", line) for line in answer.printed)
-    return answer, next((found[1] for found in versions if found), "")
+    return answer, next((match[1] for match in versions if match), "")
 
 
 def main() -> None:

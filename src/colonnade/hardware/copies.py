@@ -1,4 +1,4 @@
-"""Copies from one device to another: whether every byte arrives, on which device, and how fast.
+"""Tries copies from device to device: whether every byte arrives, where, and how fast.
 
 TensorFlow brings what a function returns to the caller's device, so the place of a result tells nothing.
 Here the target itself sums up the bytes, and the graph as it was placed tells which device did that.
@@ -89,12 +89,12 @@ def main() -> None:
     """Copy between every two cards; they are named by their place on the PCI bus."""
     cards = hardware.visible_cards()
     places = list(zip(cards, hardware.setup(growth=True), strict=True))
-    found = []
+    attempts = []
     for (card, source), (other, target) in itertools.permutations(places, 2):
         arrival = send(_move, source, target, LARGE)
         arrived = arrival.intact and arrival.read_on == short(target)
-        found.append(asdict(Copy(card.index, other.index, arrived, arrival.bandwidth)))
-    print(json.dumps(found))
+        attempts.append(asdict(Copy(card.index, other.index, arrived, arrival.bandwidth)))
+    print(json.dumps(attempts))
 
 
 if __name__ == "__main__":

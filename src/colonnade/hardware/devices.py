@@ -1,4 +1,4 @@
-"""One call owns the machine: which devices TensorFlow sees, how they are divided, what they may take.
+"""`cn.setup()`: which devices TensorFlow sees, virtual devices, memory limits and threads.
 
 A request is checked against the cards of the machine and becomes a `Layout`, which is plain data;
 only then is TensorFlow told. So nothing is half set when a request is refused.
@@ -184,15 +184,15 @@ def room(device: str) -> int | None:
     if "GPU" not in device or device not in names():
         return estimated_limit(device)
     cards = visible_cards()
-    found: list[int | None] = []
+    rooms: list[int | None] = []
     for physical in tf.config.get_visible_devices("GPU"):
         divided = tf.config.get_logical_device_configuration(physical) or [None]
         position = int(physical.name.rpartition(":")[2])
         whole = cards[position].mib if position < len(cards) else 0
         for part in divided:
             limit = getattr(part, "memory_limit", None) or max(0, whole - CONTEXT) // len(divided)
-            found.append(int(limit) * 2**20 or None)
-    return found[names().index(device)]
+            rooms.append(int(limit) * 2**20 or None)
+    return rooms[names().index(device)]
 
 
 def without_cards(environment: Mapping[str, str]) -> dict[str, str]:
@@ -220,9 +220,9 @@ def resolve(
     if wanted is None:
         return have
     if isinstance(wanted, tuple):
-        found = [_found(device, have) for device in wanted]
-        check(where, _unresolved(wanted, found, have, argument))
-        return tuple(str(device) for device in found)
+        resolved = [_found(device, have) for device in wanted]
+        check(where, _unresolved(wanted, resolved, have, argument))
+        return tuple(str(device) for device in resolved)
     check(where, _miscounted(wanted, have, argument))
     return have[:wanted]
 
@@ -263,13 +263,13 @@ def _miscounted(count: Any, have: Sequence[str], argument: str) -> Iterator[Prob
 
 
 def _unresolved(
-    wanted: tuple[Any, ...], found: Sequence[str | None], have: Sequence[str], argument: str
+    wanted: tuple[Any, ...], resolved: Sequence[str | None], have: Sequence[str], argument: str
 ) -> Iterator[Problem]:
     if not wanted:
         yield Problem(argument, wanted, "names no device", "Leave it out for all")
-    known = [device for device in found if device is not None]
+    known = [device for device in resolved if device is not None]
     if len(set(known)) < len(known):
         yield Problem(argument, wanted, "names a device twice", "Name each once")
-    for asked, device in zip(wanted, found, strict=True):
+    for asked, device in zip(wanted, resolved, strict=True):
         if device is None:
             yield Problem(argument, asked, "there is no such device", f"One of: {', '.join(have)}")

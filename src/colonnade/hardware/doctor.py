@@ -1,4 +1,4 @@
-"""What stands in the way of using this machine, why that matters, and what to do about it.
+"""`colonnade doctor`: what keeps this machine from being used, why it matters, and what to do.
 
 Each check is a function of what it looks at, so it can be tried on machines that are not here.
 """
@@ -85,9 +85,9 @@ def driver(
         remedy = "sudo modprobe nvidia; if that fails, install the driver again for this kernel"
         return Finding(check, "blocks", "a driver is installed, and not loaded", why, remedy)
     if machine.error == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        found = "the driver was updated while an older one is running"
+        summary = "the driver was updated while an older one is running"
         return Finding(
-            check, "blocks", found, why, "Reboot, or reload the module: sudo rmmod nvidia_uvm nvidia"
+            check, "blocks", summary, why, "Reboot, or reload the module: sudo rmmod nvidia_uvm nvidia"
         )
     if not machine.cards and (bus or machine.error not in (None, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)):
         seen = f"NVIDIA cards on the PCI bus: {', '.join(bus) or 'none'}"
@@ -100,26 +100,26 @@ def driver(
         return Finding(check, "blocks", cards, why, "pip install 'colonnade[gpu]'")
     wanted = int(tensorflow.cuda.partition(".")[0] or 0)
     if machine.cuda and machine.cuda[0] < wanted:
-        found = f"{cards}; this driver runs CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
-        return Finding(check, "blocks", found, why, f"Install a driver for CUDA {wanted} or newer")
+        summary = f"{cards}; this driver runs CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+        return Finding(check, "blocks", summary, why, f"Install a driver for CUDA {wanted} or newer")
     expected = len(gpu.visible(machine.cards, environment))
     if tensorflow.cards < expected:
-        found = f"{cards}; it can use {tensorflow.cards} of {expected}{said}"
+        summary = f"{cards}; it can use {tensorflow.cards} of {expected}{said}"
         remedy = "pip install --upgrade 'tensorflow[and-cuda]', which brings the libraries along"
-        return Finding(check, "blocks", found, why, remedy)
+        return Finding(check, "blocks", summary, why, remedy)
     return Finding(check, "good", f"{cards}; it can use {tensorflow.cards}", why)
 
 
 def on_bus(system: Path) -> tuple[str, ...]:
     """The NVIDIA cards on the PCI bus, driver or not, but those that were given to a virtual machine."""
-    found = []
+    addresses = []
     for device in sorted((system / "bus" / "pci" / "devices").glob("*")):
         with contextlib.suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             # Class 3 are displays and accelerators; cards bring sound and USB along.
             if vendor == "0x10de" and kind.startswith("0x03"):
-                found += [device.name] if (device / "driver").resolve().name != "vfio-pci" else []
-    return tuple(found)
+                addresses += [device.name] if (device / "driver").resolve().name != "vfio-pci" else []
+    return tuple(addresses)
 
 
 def answers(machine: Machine) -> Finding:
@@ -130,8 +130,8 @@ def answers(machine: Machine) -> Finding:
     if not machine.cards:
         return Finding(check, "unknown", NO_CARDS, why)
     if machine.unanswered:
-        found = f"all {len(machine.cards)}, but not everything: {'; '.join(machine.unanswered)}"
-        return Finding(check, "note", found, "what is not known cannot be shown, limited or avoided", XID)
+        summary = f"all {len(machine.cards)}, but not everything: {'; '.join(machine.unanswered)}"
+        return Finding(check, "note", summary, "what is not known cannot be shown, limited or avoided", XID)
     return Finding(check, "good", f"all {len(machine.cards)}", why)
 
 
@@ -150,9 +150,9 @@ def order(cards: Sequence[Card], environment: Mapping[str, str]) -> Finding:
         remedy = f"export {gpu.VISIBLE}={','.join(row.uuid for row in seen) or rows[0].uuid}"
         return Finding(check, "note", f"not every entry is a card{what}", why, remedy)
     if any(row.ordinal is None for row in seen):
-        found = f"different cards, and {gpu.ORDER} is not set: CUDA's order is not known{what}"
+        summary = f"different cards, and {gpu.ORDER} is not set: CUDA's order is not known{what}"
         return Finding(
-            check, "note", found, why, f"export {gpu.ORDER}={gpu.BUS_ORDER} (cn.setup() does it too)"
+            check, "note", summary, why, f"export {gpu.ORDER}={gpu.BUS_ORDER} (cn.setup() does it too)"
         )
     return Finding(check, "good", f"the same for nvidia-smi, CUDA and TensorFlow{what}", why)
 
@@ -167,23 +167,25 @@ def peer_access(topology: Topology, cards: Sequence[Card], tensorflow: TensorFlo
     direct = [pair for pair in pairs if topology.link(*pair).peer and topology.link(*pair[::-1]).peer]
     likely = [pair for pair in pairs if suggests_peer(topology.link(*pair).kind)]
     missing = [f"{i}-{j} ({topology.link(i, j).kind})" for i, j in likely if (i, j) not in direct]
-    found = (
+    summary = (
         f"by their links {len(likely)} of {len(pairs)} pairs should have it, by the driver {len(direct)} do"
     )
     if missing:
-        found += f"; missing for {', '.join(missing)}"
+        summary += f"; missing for {', '.join(missing)}"
     lost = [f"{copy.source} to {copy.target}" for copy in tensorflow.copies if not copy.arrived]
     if lost:
         remedy = "Switch off IOMMU translation and ACS, see below; until then use one of these cards only"
-        return Finding(check, "blocks", f"{found}; copies do not arrive: {', '.join(lost)}", why, remedy)
+        return Finding(check, "blocks", f"{summary}; copies do not arrive: {', '.join(lost)}", why, remedy)
     slow = _slow(topology, cards, tensorflow)
-    found += f"; {_measured(tensorflow)}" + (f"; slower than it should be: {', '.join(slow)}" if slow else "")
+    summary += f"; {_measured(tensorflow)}" + (
+        f"; slower than it should be: {', '.join(slow)}" if slow else ""
+    )
     if missing or slow:
         remedy = (
             "Consumer cards have none, and no remedy. Others: switch off IOMMU translation and ACS, see below"
         )
-        return Finding(check, "note", found, why, remedy)
-    return Finding(check, "good", found, why)
+        return Finding(check, "note", summary, why, remedy)
+    return Finding(check, "good", summary, why)
 
 
 def _measured(tensorflow: TensorFlow) -> str:
@@ -209,23 +211,23 @@ def leftover(cards: Sequence[Card], me: str) -> Finding:
     check, why = "memory taken", "TensorFlow takes nearly all that is free, and fails later if that is little"
     if not cards:
         return Finding(check, "unknown", NO_CARDS, why)
-    found, remedy = [], []
+    uses, remedy = [], []
     for card in cards:
         for process in card.processes:
             size = "" if process.memory is None else f"{process.memory / GIB:.1f} GiB, "
             who = process.user or "a user who is not visible from here"
-            found.append(f"card {card.index}: {size}process {process.pid} of {who}")
+            uses.append(f"card {card.index}: {size}process {process.pid} of {who}")
             remedy.append(f"kill {process.pid}" if process.user == me else f"ask {who} about {process.pid}")
         known = sum(process.memory or 0 for process in card.processes)
         taken = None if card.memory is None or card.free is None else card.memory - card.free
         hidden = (taken or 0) - known
         if hidden > GIB and all(process.memory is not None for process in card.processes):
-            found.append(f"card {card.index}: {hidden / GIB:.1f} GiB of no process that is visible from here")
+            uses.append(f"card {card.index}: {hidden / GIB:.1f} GiB of no process that is visible from here")
             remedy.append(f"sudo fuser -v /dev/nvidia{card.index}")
     full = all(card.free is not None and card.free < 0.1 * (card.memory or 0) for card in cards)
-    if not found:
+    if not uses:
         return Finding(check, "good", "none", why)
-    return Finding(check, "blocks" if full else "note", "; ".join(found), why, "; ".join(remedy))
+    return Finding(check, "blocks" if full else "note", "; ".join(uses), why, "; ".join(remedy))
 
 
 def iommu(cards: Sequence[Card], system: Path) -> Finding:
@@ -273,8 +275,8 @@ def access_control(cards: Sequence[Card], system: Path) -> Finding:
         remedy = "; ".join(f"sudo setpci -s {name} ECAP_ACS+0x6.w=0000" for name in redirecting)
         return Finding(check, "note", f"redirects at {', '.join(redirecting)}", why, remedy)
     if unread or not bridges:
-        found = f"{unread} of {len(bridges)} bridges cannot be read without root"
-        return Finding(check, "unknown", found, why, "sudo colonnade doctor")
+        summary = f"{unread} of {len(bridges)} bridges cannot be read without root"
+        return Finding(check, "unknown", summary, why, "sudo colonnade doctor")
     return Finding(check, "good", f"{len(bridges)} bridges, none redirects", why)
 
 
@@ -284,12 +286,16 @@ def shared_memory(path: Path) -> Finding:
     if not path.exists():
         return Finding(check, "unknown", "there is none", why)
     size = shutil.disk_usage(path)
-    found = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
+    summary = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
     if size.free < GIB:
         return Finding(
-            check, "note", found, why, "docker run --shm-size=8g; else sudo mount -o remount,size=8G /dev/shm"
+            check,
+            "note",
+            summary,
+            why,
+            "docker run --shm-size=8g; else sudo mount -o remount,size=8G /dev/shm",
         )
-    return Finding(check, "good", found, why)
+    return Finding(check, "good", summary, why)
 
 
 def locked_memory(limit: int, *, adapters: bool) -> Finding:
@@ -298,11 +304,11 @@ def locked_memory(limit: int, *, adapters: bool) -> Finding:
         "locked memory",
         "InfiniBand and RoCE adapters lock the memory they send from; a low limit fails late",
     )
-    found = "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit / 2**20:.0f} MiB"
+    summary = "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit / 2**20:.0f} MiB"
     if limit == resource.RLIM_INFINITY or not adapters:
-        return Finding(check, "good", found if adapters else f"{found}; no such adapter here", why)
+        return Finding(check, "good", summary if adapters else f"{summary}; no such adapter here", why)
     remedy = "ulimit -l unlimited; for good in /etc/security/limits.conf; docker run --ulimit memlock=-1"
-    return Finding(check, "note", found, why, remedy)
+    return Finding(check, "note", summary, why, remedy)
 
 
 def threads(cores: int, devices: int) -> Finding:
@@ -311,10 +317,10 @@ def threads(cores: int, devices: int) -> Finding:
         "threads per device",
         "a device waits if no thread launches its work and none prepares its data",
     )
-    found = f"{cores} cores for {devices} device{'s' if devices > 1 else ''}"
+    summary = f"{cores} cores for {devices} device{'s' if devices > 1 else ''}"
     if cores < 2 * devices and devices > 1:
-        return Finding(check, "note", found, why, f"Use fewer devices, or cn.setup(threads=(1, {devices}))")
-    return Finding(check, "good", found, why)
+        return Finding(check, "note", summary, why, f"Use fewer devices, or cn.setup(threads=(1, {devices}))")
+    return Finding(check, "good", summary, why)
 
 
 def _cores() -> int:

@@ -1,4 +1,4 @@
-"""A machine with any cards, on any machine: stands in for the part of pynvml that Colonnade uses.
+"""A fake NVML for tests: a machine with any cards, on any machine.
 
     >>> from colonnade.describe.topology import Topology
     >>> from colonnade.hardware.cards import Process, detect

@@ -1,4 +1,4 @@
-"""From what a user asks of `setup` to what TensorFlow is told; plain data, no TensorFlow."""
+"""From the arguments of `cn.setup()` to what TensorFlow is told; plain data, no TensorFlow."""
 
 import math
 import operator

@@ -1,4 +1,4 @@
-"""Whether a memory limit holds: what `setup(memory=...)` allows, against what NVML sees taken.
+"""Tries whether a memory limit of `cn.setup(memory=...)` holds, by what NVML sees taken.
 
 Run as a program, because a limit is set when TensorFlow starts: `python -m colonnade.hardware.limit 1024`
 prints what it found as JSON.
@@ -24,7 +24,7 @@ FITS, TOO_MUCH = 0.75, 0.5
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLimit:
     """What was tried under a limit, and what NVML said meanwhile; all in MiB."""
 
     limit: int
@@ -49,7 +49,7 @@ def used(machine: Machine, uuid: str, pid: int, before: int) -> int:
     return own[0] if own else before - (card.free or 0)
 
 
-def measure(limit: int) -> Measured:
+def measure(limit: int) -> MeasuredLimit:
     """Start TensorFlow with a limit on the first card, take most of it, and ask for more than it."""
     uuid = hardware.visible_cards()[0].uuid
     before = next(card.free or 0 for card in detect().cards if card.uuid == uuid)
@@ -65,7 +65,7 @@ def measure(limit: int) -> Measured:
         except tf.errors.ResourceExhaustedError:
             refused = True
         assert held.shape.rank == 1  # it was kept until here
-    return Measured(limit, taken // MIB, refused)
+    return MeasuredLimit(limit, taken // MIB, refused)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which op ran on which device, from the graph as TensorFlow placed it, not from what was requested."""
+"""`cn.placement`: which op ran on which device, from the graph as TensorFlow has placed it."""
 
 import itertools
 import re
@@ -33,7 +33,7 @@ BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|replica_\d+_on_\w+_grad)/"
 
 
 @dataclass(frozen=True)
-class Row:
+class PlacedOp:
     """An op of a function that was run: `calls` is how often it was executed in that run."""
 
     name: str
@@ -52,11 +52,11 @@ class Row:
 class Placement:
     """Where the ops of one run were executed; `variables` are the accesses to variables, apart."""
 
-    ops: tuple[Row, ...]
-    variables: tuple[Row, ...]
+    ops: tuple[PlacedOp, ...]
+    variables: tuple[PlacedOp, ...]
 
     @property
-    def moved(self) -> tuple[Row, ...]:
+    def moved(self) -> tuple[PlacedOp, ...]:
         """The ops that ran elsewhere than asked: the device is not there, or has no kernel for them."""
         return tuple(row for row in self.ops if row.moved)
 
@@ -144,7 +144,7 @@ def placement(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Placement
         raise PlacementError("TensorFlow reported no placed graph: functions compiled by XLA have none.")
     backward = _backward(nodes)
     rows = [
-        Row(
+        PlacedOp(
             name=_own(node.name),
             op=node.op,
             asked=asked.get(_stem(node.name), ""),
@@ -238,14 +238,14 @@ def _backward(nodes: list[Any]) -> set[str]:
             sources.append(sends.get(node.attr["tensor_name"].s, ""))
         for source in sources:
             users.setdefault(source, []).append(node.name)
-    found: set[str] = set()
+    backward: set[str] = set()
     waiting = [node.name for node in nodes if BACKWARD.search(node.name) and not PLUMBING.fullmatch(node.op)]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in backward:
+            backward.add(name)
             waiting.extend(users.get(name, ()))
-    return found
+    return backward
 
 
 def _same(asked: str, actual: str) -> bool:
@@ -275,9 +275,9 @@ UNPLACED = (
 def _unplaced(error: Exception) -> Exception:
     """An error about placement made short; any other as it is."""
     for pattern in UNPLACED:
-        found = re.search(pattern, str(error), re.S)
-        if found:
-            return _cannot_run(_own(found["op"]), found["device"])
+        match = re.search(pattern, str(error), re.S)
+        if match:
+            return _cannot_run(_own(match["op"]), match["device"])
     return error
 
 

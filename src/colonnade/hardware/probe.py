@@ -1,4 +1,4 @@
-"""What TensorFlow finds on this machine, asked in processes of their own.
+"""Asks TensorFlow, in a process of its own, for its version and the cards that it can use.
 
 TensorFlow says why it cannot use a card on its error output, while it is imported; only another
 process can catch that, and this one stays without TensorFlow.
@@ -67,14 +67,14 @@ def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
     return measured(read(done.returncode, done.stdout, done.stderr))
 
 
-def measured(found: TensorFlow) -> TensorFlow:
+def measured(tensorflow: TensorFlow) -> TensorFlow:
     """With copies between the cards; under a watchdog, because such a copy can hang."""
-    if found.cards < 2:
-        return replace(found, unmeasured="TensorFlow can use fewer than two cards here")
+    if tensorflow.cards < 2:
+        return replace(tensorflow, unmeasured="TensorFlow can use fewer than two cards here")
     answer = ask("colonnade.hardware.copies", seconds=PATIENCE)
     if answer.trouble:
-        return replace(found, unmeasured=": ".join(filter(None, (answer.trouble, answer.words))))
-    return replace(found, copies=tuple(Copy(**each) for each in answer.said))
+        return replace(tensorflow, unmeasured=": ".join(filter(None, (answer.trouble, answer.words))))
+    return replace(tensorflow, copies=tuple(Copy(**each) for each in answer.said))
 
 
 def read(code: int, output: str, errors: str) -> TensorFlow:

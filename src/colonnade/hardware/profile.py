@@ -20,7 +20,7 @@ Message = dict[int, list[Any]]
 
 
 @dataclass(frozen=True)
-class Event:
+class ProfiledOp:
     """One execution of an op, in seconds since an arbitrary start."""
 
     name: str
@@ -29,7 +29,7 @@ class Event:
     end: float
 
 
-def profile(run: Callable[[], Any]) -> tuple[Event, ...]:
+def profile(run: Callable[[], Any]) -> tuple[ProfiledOp, ...]:
     """Call `run` under TensorFlow's profiler and return the ops that it executed, in order of start."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
@@ -37,11 +37,11 @@ def profile(run: Callable[[], Any]) -> tuple[Event, ...]:
             run()
         finally:
             tf.profiler.experimental.stop()
-        found = [event for path in Path(folder).rglob("*.xplane.pb") for event in _events(path.read_bytes())]
-    return tuple(sorted(found, key=lambda event: event.start))
+        ops = [event for path in Path(folder).rglob("*.xplane.pb") for event in _events(path.read_bytes())]
+    return tuple(sorted(ops, key=lambda event: event.start))
 
 
-def _events(space: bytes) -> Iterator[Event]:
+def _events(space: bytes) -> Iterator[ProfiledOp]:
     for plane in _messages(space, 1):
         names = {}
         for entry in plane[4]:
@@ -54,7 +54,7 @@ def _events(space: bytes) -> Iterator[Event]:
                 name, colon, op = names.get(event[1][0], "").rpartition(":")
                 if colon and op.isidentifier():
                     start = origin + (event[2][0] if event[2] else 0) / 1e12
-                    yield Event(name, op, start, start + (event[3][0] if event[3] else 0) / 1e12)
+                    yield ProfiledOp(name, op, start, start + (event[3][0] if event[3] else 0) / 1e12)
 
 
 def _messages(data: bytes, field: int) -> Iterator[Message]:
@@ -63,7 +63,7 @@ def _messages(data: bytes, field: int) -> Iterator[Message]:
 
 def _fields(data: bytes) -> Message:
     """The fields of a protocol-buffer message: integers as int, everything else as bytes."""
-    found: Message = defaultdict(list)
+    values: Message = defaultdict(list)
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -76,8 +76,8 @@ def _fields(data: bytes) -> Message:
             if size is None:
                 size, at = _varint(data, at)
             value, at = data[at : at + size], at + size
-        found[key >> 3].append(value)
-    return found
+        values[key >> 3].append(value)
+    return values
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Machines to try without having them: what NVML says on five kinds of machine.
+"""What NVML says on five kinds of machine, recorded, to try Colonnade without having them.
 
 >>> from colonnade.hardware.cards import detect
 >>> [link.kind for link in detect(recorded("dgx1")).topology.links[0]]

@@ -1,4 +1,4 @@
-"""Ask a program that may hang, crash or spoil its process, from where that does no harm.
+"""Runs a program that may hang or crash, under a time limit, in a process of its own.
 
 A collective that waits for a replica which never comes waits for ever, and after one has failed every
 later one in that process fails too. So such things run in a process of their own, which is ended

@@ -1,1 +1,1 @@
-"""Schedules and placement: plain functions of plain data; no TensorFlow."""
+"""Pipeline schedules, the split of layers, the order of sums: plain functions; no TensorFlow."""

@@ -1,4 +1,4 @@
-"""Which layers go to which stage: consecutive ones, so that the slowest stage is as fast as it can be.
+"""Decides which layers go to which stage of a pipeline, so that the slowest stage is as fast as can be.
 
 The search is exact. Let t(k, j) be the time of the slowest of the first k stages when they hold the
 first j layers; then t(k, j) is the least over i of max(t(k-1, i), time of layers i to j-1), among the i
@@ -146,12 +146,12 @@ def _best(
     for stage in range(num_stages):
         longer: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in range(stage + 1, len(layers) - (num_stages - 1 - stage) + 1):
-            found = [
+            candidates = [
                 (max(worst, cost(stage, layers[begin:end])), (*cuts, *[stage] * (end - begin)))
                 for begin, (worst, cuts) in best.items()
                 if begin < end
             ]
-            longer[end] = min(found, key=lambda one: one[0])
+            longer[end] = min(candidates, key=lambda one: one[0])
         best = longer
     return best[len(layers)]
 

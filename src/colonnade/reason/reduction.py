@@ -1,4 +1,4 @@
-"""Who sends what to whom, and when: plain generators that are executed and simulated alike."""
+"""The order in which devices add up gradients: who sends to whom, the fastest links first."""
 
 from collections.abc import Iterator
 

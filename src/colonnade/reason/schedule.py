@@ -1,4 +1,4 @@
-"""In which order the stages of a pipeline work on micro-batches: generators, executed and simulated alike.
+"""The schedules of a pipeline, GPipe, 1F1B and others, as generators: which stage works on what, when.
 
 A schedule yields slots. The tasks of a slot run at once, one per stage at most, and each finds what it
 needs among the tasks of earlier slots. In the tables a slot is as long as a task.
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 
-class Task(NamedTuple):
+class StageTask(NamedTuple):
     """One stage at work on one micro-batch, forward or backward."""
 
     stage: int
@@ -19,7 +19,7 @@ class Task(NamedTuple):
         return f"{'B' if self.backward else 'F'}{self.micro_batch}"
 
 
-Slot = tuple[Task, ...]
+Slot = tuple[StageTask, ...]
 Schedule = Callable[[int, int], Iterator[Slot]]
 
 
@@ -36,7 +36,7 @@ def sequential(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
         [['F0'], ['F0'], ['B0'], ['B0']]
     """
     turns = [(m, backward) for m in range(num_micro_batches) for backward in (False, True)]
-    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
+    return _slots([[StageTask(k, *turn) for turn in turns] for k in range(num_stages)])
 
 
 # Everything forward, then everything back. 3 stages, 4 micro-batches; 2 x (m + s - 1) slots:
@@ -54,7 +54,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
     """
     there = range(num_micro_batches)
     turns = [*((m, False) for m in there), *((m, True) for m in reversed(there))]
-    return _slots([[Task(k, *turn) for turn in turns] for k in range(num_stages)])
+    return _slots([[StageTask(k, *turn) for turn in turns] for k in range(num_stages)])
 
 
 # As many forward as there are stages ahead, then one forward and one backward in turn, then the rest
@@ -78,7 +78,7 @@ def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Iterato
         for m in range(num_micro_batches - ahead):
             turns += [(ahead + m, False), (m, True)]
         turns += [(m, True) for m in range(num_micro_batches - ahead, num_micro_batches)]
-        orders.append([Task(k, *turn) for turn in turns])
+        orders.append([StageTask(k, *turn) for turn in turns])
     return _slots(orders)
 
 
@@ -95,7 +95,7 @@ def forward(num_stages: int, num_micro_batches: int) -> Iterator[Slot]:
         >>> len(list(forward(3, 4)))
         6
     """
-    return _slots([[Task(k, m) for m in range(num_micro_batches)] for k in range(num_stages)])
+    return _slots([[StageTask(k, m) for m in range(num_micro_batches)] for k in range(num_stages)])
 
 
 SCHEDULES: Mapping[str, Schedule] = {
@@ -140,9 +140,9 @@ def drawn(slots: Iterable[Slot]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _slots(orders: Sequence[Sequence[Task]]) -> Iterator[Slot]:
+def _slots(orders: Sequence[Sequence[StageTask]]) -> Iterator[Slot]:
     """Every stage takes its tasks in order, each as soon as what it needs is there."""
-    done: set[Task] = set()
+    done: set[StageTask] = set()
     at = [0] * len(orders)
     while any(i < len(order) for i, order in zip(at, orders, strict=True)):
         heads = [order[i] for i, order in zip(at, orders, strict=True) if i < len(order)]
@@ -154,7 +154,7 @@ def _slots(orders: Sequence[Sequence[Task]]) -> Iterator[Slot]:
         yield slot
 
 
-def _needed(task: Task, num_stages: int) -> Task | None:
+def _needed(task: StageTask, num_stages: int) -> StageTask | None:
     """The task of another stage, or its own forward, whose result a task takes."""
     if not task.backward:
         return task._replace(stage=task.stage - 1) if task.stage else None

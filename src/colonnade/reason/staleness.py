@@ -1,4 +1,4 @@
-"""Asynchronous training on paper: who may read when, and how old a gradient is when it is applied.
+"""Asynchronous training on paper: which device may read when, and how old a gradient is when applied.
 
 The age of a gradient is the number of updates between the reading of the parameters it was computed
 from and the update that it makes. Two devices, the second one twice as slow:
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 
-class Event(NamedTuple):
+class ReadOrApply(NamedTuple):
     """A device reads the parameters and takes the next slice, or applies the gradient of its slice."""
 
     kind: Literal["read", "apply"]
@@ -67,7 +67,7 @@ class Ledger:
         del self._read_at[device]
 
 
-def race(seconds: Sequence[float], max_staleness: int | None = None) -> Iterator[Event]:
+def race(seconds: Sequence[float], max_staleness: int | None = None) -> Iterator[ReadOrApply]:
     """Reads and updates, for ever, of devices that need so long for a slice each.
 
     Args:
@@ -89,8 +89,8 @@ def race(seconds: Sequence[float], max_staleness: int | None = None) -> Iterator
             # Of two that end together, the one that has worked for longer comes first.
             heapq.heappush(under_way, (now + seconds[device], reads, device))
             reads += 1
-            yield Event("read", device)
+            yield ReadOrApply("read", device)
         now, _, device = heapq.heappop(under_way)
         ledger.applied(device)
         line.append(device)
-        yield Event("apply", device)
+        yield ReadOrApply("apply", device)

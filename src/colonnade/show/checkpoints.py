@@ -1,4 +1,4 @@
-"""The saved steps in a directory, as a table."""
+"""`colonnade checkpoints`: the saved steps in a directory, as a table."""
 
 import math
 import time
@@ -50,7 +50,7 @@ def table(saved: Sequence[Saved], *, thorough: bool) -> Table:
     table.add_column("state")
     for one in saved:
         manifest = one.manifest
-        told = (
+        facts = (
             (
                 age(time.time() - datetime.fromisoformat(manifest.written).timestamp()),
                 f"{manifest.examples:,}",
@@ -63,7 +63,7 @@ def table(saved: Sequence[Saved], *, thorough: bool) -> Table:
         state = (
             Text("whole", style="green") if one.flaw is None else Text(f"damaged: {one.flaw}", style="red")
         )
-        table.add_row(str(one.step), size(one.size), *told, state)
+        table.add_row(str(one.step), size(one.size), *facts, state)
     read = (
         "Every byte was read."
         if thorough

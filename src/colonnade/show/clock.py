@@ -1,4 +1,4 @@
-"""How long the modes take on this machine, measured in a process of its own and kept in a file."""
+"""The speed of the modes on this machine for the experiment's page, measured in another process and kept."""
 
 import json
 import os
@@ -28,10 +28,10 @@ class Time:
     def _cell(self, pace: str, mode: str) -> str:
         own, synchronous = self.rates[pace][mode], self.rates[pace]["synchronous"]
         ratios = sorted(a / b for a, b in zip(own, synchronous, strict=True))
-        told = f"{median(own):,.0f}"
+        rate = f"{median(own):,.0f}"
         if mode == "synchronous":
-            return told
-        return f"{told} ({median(ratios):.2f} times; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+            return rate
+        return f"{rate} ({median(ratios):.2f} times; {ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 def clocked(folder: Path, *, quick: bool) -> Time:

@@ -12,7 +12,7 @@ REACHED = 0.95
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """A trial as people read it; `one` is with one rate for all, `own` with a rate of its own."""
 
     mode: str
@@ -32,19 +32,19 @@ class Row:
     bytes_per_example: str
 
 
-def rows(findings: Findings, *, num_devices: int, pace: str) -> list[Row]:
+def rows(findings: Findings, *, num_devices: int, pace: str) -> list[TrialRow]:
     """The modes on so many devices."""
     return [row(findings, Trial(mode, num_devices, pace)) for mode in findings.design.modes]
 
 
-def row(findings: Findings, trial: Trial) -> Row:
+def row(findings: Findings, trial: Trial) -> TrialRow:
     one, own = (findings.measured(trial, tuned=tuned) for tuned in (False, True))
     reference = trial.mode == "synchronous"
 
     def against(difference: Difference) -> str:
         return "" if reference else interval(difference)
 
-    return Row(
+    return TrialRow(
         mode=trial.mode,
         devices=trial.num_devices,
         pace=trial.pace,

@@ -1,4 +1,4 @@
-"""The first thing a newcomer sees: real digits, learned on one device and then on all of them."""
+"""`colonnade demo`: real digits, learned on one device and then on all of them."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """A training that is done: its trainer, and what came of it."""
 
     trainer: Trainer
@@ -101,7 +101,7 @@ def _model() -> keras.Model:
     )
 
 
-def _trained(console: Console, digits: Digits, devices: tuple[str, ...], how: str = "") -> Run:
+def _trained(console: Console, digits: Digits, devices: tuple[str, ...], how: str = "") -> DemoRun:
     model = _model()
 
     def loss(images: Any, labels: Any) -> Any:
@@ -114,7 +114,7 @@ def _trained(console: Console, digits: Digits, devices: tuple[str, ...], how: st
     trainer = Trainer(loss, keras.optimizers.Adam(1e-3), devices=devices)
     trainer.fit(digits.train, batch_size=BATCH_SIZE, epochs=EPOCHS, log_every=40)
     tested = trainer.evaluate(digits.test, batch_size=len(digits.test[0]))
-    return Run(trainer, model, model.get_weights(), tested.metrics["accuracy"])
+    return DemoRun(trainer, model, model.get_weights(), tested.metrics["accuracy"])
 
 
 def _timed(digits: Digits, *trainers: Trainer) -> list[list[float]]:
@@ -144,7 +144,9 @@ def _print_devices(console: Console, devices: tuple[str, ...], cards: int, virtu
         )
 
 
-def _print_results(console: Console, one: Run, every: Run, turned: Run, rates: list[list[float]]) -> None:
+def _print_results(
+    console: Console, one: DemoRun, every: DemoRun, turned: DemoRun, rates: list[list[float]]
+) -> None:
     title = f"{TRAINING} real digits, {EPOCHS} epochs, one seed"
     table = _table(title, "*devices", "*examples/s", "*speed-up", "*test accuracy")
     medians = [float(np.median(each)) for each in rates]
@@ -165,7 +167,7 @@ def _print_results(console: Console, one: Run, every: Run, turned: Run, rates: l
     console.print(f"On one device, with the examples in another order: {_gap(one, turned):.1e}\n")
 
 
-def _gap(one: Run, other: Run) -> float:
+def _gap(one: DemoRun, other: DemoRun) -> float:
     """The largest difference between a parameter of two trainings."""
     return max(float(np.abs(a - b).max()) for a, b in zip(one.weights, other.weights, strict=True))
 

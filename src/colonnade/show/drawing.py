@@ -1,4 +1,4 @@
-"""Drawings as SVG that can be read on light and on dark pages: text and axes take the page's colours."""
+"""Draws Matplotlib figures as SVG that reads well on light and on dark pages."""
 
 import io
 import re

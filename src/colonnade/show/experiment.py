@@ -1,4 +1,4 @@
-"""`colonnade experiment`: run it, or go on with it, and show what came of it."""
+"""`colonnade experiment`: runs it or goes on with it, and prints what came of it."""
 
 from dataclasses import asdict
 from importlib import import_module

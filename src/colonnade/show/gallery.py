@@ -24,11 +24,11 @@ class Exhibit:
 
 def gallery(findings: Findings) -> list[Exhibit]:
     """All figures, drawn."""
-    found = []
+    exhibits = []
     for name, title, see, draw in _figures(findings):
         with style(name):
-            found.append(Exhibit(name, title, see, svg(draw())))
-    return found
+            exhibits.append(Exhibit(name, title, see, svg(draw())))
+    return exhibits
 
 
 def _figures(findings: Findings) -> Iterator[tuple[str, str, str, Callable[[], Figure]]]:

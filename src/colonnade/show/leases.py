@@ -1,4 +1,4 @@
-"""The leases of this machine, as a table."""
+"""`colonnade leases`: who holds which cards and who waits, as a table."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from colonnade.fleet.lease import Claim, claims
+from colonnade.fleet.lease import LeaseClaim, claims
 
 SHORT = 16  # letters of a card's name in the table; the beginning of a UUID says which it is
 LOOKS = 1.0  # seconds between two looks of --watch
@@ -21,11 +21,11 @@ LOOKS = 1.0  # seconds between two looks of --watch
 def show(console: Console, directory: Path | None, *, as_json: bool, watch: bool) -> None:
     """Print the leases once, or keep showing them until interrupted: as JSON, one line for each change."""
     if not watch:
-        found = claims(directory)
+        everyone = claims(directory)
         if as_json:
-            print(json.dumps(facts(found), indent=2))
+            print(json.dumps(facts(everyone), indent=2))
         else:
-            console.print(table(found))
+            console.print(table(everyone))
         return
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:
@@ -47,7 +47,7 @@ def _stream(directory: Path | None) -> None:
         time.sleep(LOOKS)
 
 
-def facts(claims: Sequence[Claim]) -> list[dict[str, object]]:
+def facts(claims: Sequence[LeaseClaim]) -> list[dict[str, object]]:
     """What `colonnade leases --json` prints."""
     return [
         {
@@ -65,7 +65,7 @@ def facts(claims: Sequence[Claim]) -> list[dict[str, object]]:
     ]
 
 
-def table(claims: Sequence[Claim]) -> Table:
+def table(claims: Sequence[LeaseClaim]) -> Table:
     """Who has which card, and below, who waits, in order."""
     table = Table(title="Leases of this machine", title_justify="left")
     # Only the command gives way on a narrow screen.
@@ -91,7 +91,7 @@ def table(claims: Sequence[Claim]) -> Table:
     return table
 
 
-def _add(table: Table, what: str, claim: Claim) -> None:
+def _add(table: Table, what: str, claim: LeaseClaim) -> None:
     table.add_row(
         _printable(what),
         f"{float(claim.memory):.0%}",

@@ -1,4 +1,4 @@
-"""What `colonnade devices` prints: the devices of a machine, who uses them, and the links between them."""
+"""`colonnade devices`: the devices of a machine, who uses them, and the links between them."""
 
 import json
 import platform
@@ -128,12 +128,12 @@ def colour(link: Link) -> str:
 
 
 def _legend(topology: Topology) -> Iterator[tuple[str, str]]:
-    found = {link for row in topology.links for link in row if link.kind != "X"}
-    for link in sorted(found, key=lambda link: link.strength, reverse=True):
+    links = {link for row in topology.links for link in row if link.kind != "X"}
+    for link in sorted(links, key=lambda link: link.strength, reverse=True):
         style, meaning = LEGEND[level(link.kind)]
         speed = "" if link.kind == "MEM" else f", about {link.bandwidth / 1e9:.3g} GB/s"
         yield f"     {label(link):<6}{meaning}{speed}", style
-    if any(not link.peer for link in found):
+    if any(not link.peer for link in links):
         yield "     !     no peer access: copies go through the memory of the host", ""
 
 

@@ -1,4 +1,4 @@
-"""Pages and summaries from templates; a page needs no other file and no network."""
+"""Fills templates of HTML pages and Markdown; a page needs no other file and no network."""
 
 from typing import Any
 

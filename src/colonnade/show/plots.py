@@ -125,11 +125,18 @@ def noise(findings: Findings, count: int) -> Figure:
     levels = np.array([0.0, *findings.design.noise])
     for axes, family in zip(panels, FAMILIES, strict=True):
         for mode in FAMILIES[family][1:]:
-            found = findings.by_noise(Trial(mode, count, "even"))
+            differences = findings.by_noise(Trial(mode, count, "even"))
             colour, marker = LOOKS[mode]
-            axes.plot(levels, [d.mean for d in found], color=colour, marker=marker, ms=5, lw=1.6, label=mode)
+            axes.plot(
+                levels, [d.mean for d in differences], color=colour, marker=marker, ms=5, lw=1.6, label=mode
+            )
             axes.fill_between(
-                levels, [d.low for d in found], [d.high for d in found], color=colour, alpha=0.12, lw=0
+                levels,
+                [d.low for d in differences],
+                [d.high for d in differences],
+                color=colour,
+                alpha=0.12,
+                lw=0,
             )
         axes.axhline(0, color=INK, lw=1.4)
         axes.set_xticks(levels)

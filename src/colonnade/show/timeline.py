@@ -1,4 +1,4 @@
-"""A timeline as a picture: a line per device, a box per task."""
+"""`cn.draw`: a timeline as a picture, a line per device and a box per task."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Asynchronous training: devices take slices from a queue, and each gradient is applied when it is ready.
+"""Asynchronous training: each device takes slices from a queue, and its gradient is applied at once.
 
 In come batches; out go updates, one per slice, and how old each gradient was.
 """

@@ -1,11 +1,11 @@
-"""Asynchronous training, as a way of training that a user chooses; `engine` does it."""
+"""`cn.Asynchronous`, a value of `sync=`: its arguments and their checks; `engine` trains by it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.reason.staleness import Event
+from colonnade.reason.staleness import ReadOrApply
 from colonnade.run.asynchronous.engine import Stale
 from colonnade.run.engine.protocols import Settings, whole
 
@@ -20,7 +20,8 @@ class Asynchronous:
             `max_staleness + 1` devices work at the same time.
         damping: whether to divide a step by 1 + the age of its gradient.
         order: a fixed order of reads and updates, for tests and simulations: an iterable of
-            `colonnade.reason.staleness.Event`, such as `race` there gives. One thread makes them one by one.
+            `colonnade.reason.staleness.ReadOrApply`, such as `race` there gives. One thread makes them one
+            by one.
 
     Example:
         >>> import colonnade as cn
@@ -29,7 +30,7 @@ class Asynchronous:
 
     max_staleness: int | None = None
     damping: bool = False
-    order: Iterable[Event] | None = None
+    order: Iterable[ReadOrApply] | None = None
     homes: ClassVar[tuple[str, ...]] = ("shared",)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Asynchronous training: each slice's gradient is applied as soon as it is ready."""
+"""What happens at `sync=cn.Asynchronous()`: each slice's gradient is applied as soon as it is ready."""
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
-from colonnade.reason.staleness import Event
+from colonnade.reason.staleness import ReadOrApply
 from colonnade.run.asynchronous.schedule_clock import paced
 from colonnade.run.asynchronous.step_record import Compute, Sliced
 from colonnade.run.asynchronous.stream import Race
@@ -29,8 +29,8 @@ from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced, trace
 from colonnade.run.trace.xla import fast
 from colonnade.run.variables.aggregation import undone
-from colonnade.run.variables.homes import Bindings, Residence, copy_of
-from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
+from colonnade.run.variables.homes import Bindings, Homes, copy_of
+from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 
 class Stale:
@@ -41,7 +41,11 @@ class Stale:
     """
 
     def __init__(
-        self, settings: Settings, max_staleness: int | None, damping: bool, order: Iterable[Event] | None
+        self,
+        settings: Settings,
+        max_staleness: int | None,
+        damping: bool,
+        order: Iterable[ReadOrApply] | None,
     ) -> None:
         self.devices, self.on_nan, self.max_staleness = settings.devices, settings.on_nan, max_staleness
         self.order = None if order is None else iter(order)
@@ -54,7 +58,7 @@ class Stale:
         self._damping = damping
         self._traces = Traces(settings)
         self._guard = Guard(settings, self._traces)
-        self._residence: Residence | None = None
+        self._residence: Homes | None = None
         self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
         self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
         self._pushes: dict[Hashable, Call] = {}
@@ -119,14 +123,14 @@ class Stale:
         first = replace(first, parameters=2 * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
 
-    def _settled(self, traced: Traced) -> Residence:
+    def _settled(self, traced: Traced) -> Homes:
         """What a device has of its own: a place for the parameters it reads, and the states."""
         if self._residence is None:
             slots = {slot.ref() for slot in self._traces.slots}
             # A loss that is scaled reads the scale, which is the optimizer's.
             scales = [variable for variable in traced.variables if variable.ref() in slots]
             self._shared = shared = [*self.parameters, *scales]
-            self._residence = Residence("local", self.devices, shared, [])
+            self._residence = Homes("local", self.devices, shared, [])
             self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
             if scales:
                 self._scale = trace(unconverted(self._factor))
@@ -344,7 +348,7 @@ class Stale:
         self._paused = False
         self._pause.close()
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`): every device's own averages too."""
         assert self._residence is not None
         self._show()
@@ -367,7 +371,7 @@ class Stale:
             # In a mode that does not tell them apart, every step was one update.
             **{f"pushes/{name}": Item(own, own, user) for name, user, own in pushes},
         }
-        return State(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
+        return SavedState(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
 
     def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, the states that a device has for itself and that are shown as their mean."""

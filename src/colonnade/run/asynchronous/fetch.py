@@ -1,4 +1,4 @@
-"""Batches for devices that take slices one by one: fetched and cut, several in one call.
+"""Fetches batches from a dataset and cuts them into slices for asynchronous devices, several in one call.
 
 They are not cut by tf.data: a map there takes a tenth of a millisecond for every batch, and is traced
 anew for every fit.

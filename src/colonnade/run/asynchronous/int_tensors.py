@@ -1,4 +1,4 @@
-"""Whole numbers as tensors, for calls that are made thousands of times per second."""
+"""Keeps small whole numbers as tensors, because making one anew for every call takes too long."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The learning-rate schedule of an optimizer that makes several updates in a step."""
+"""Lets a learning-rate schedule count steps where an asynchronous step makes several updates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

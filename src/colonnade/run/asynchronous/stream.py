@@ -1,4 +1,4 @@
-"""Devices that take slices from one queue, each as soon as it is free, and do not wait for each other."""
+"""Hands the slices of batches to whichever device is free, and gives back finished steps in order."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
+"""The threads of asynchronous training: one per device, or one that follows a given order."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
-from colonnade.reason.staleness import Event, Ledger
+from colonnade.reason.staleness import Ledger, ReadOrApply
 from colonnade.run.asynchronous.step_record import Finished, Piece
 
 
@@ -22,7 +22,7 @@ class Shared(Protocol):
     devices: tuple[str, ...]
     on_nan: str | None
     max_staleness: int | None
-    order: Iterator[Event] | None
+    order: Iterator[ReadOrApply] | None
     turn: threading.Condition  # held by whoever reads or updates the parameters
     at_work: Sequence[threading.Lock]  # each held by its device while it computes
 
@@ -243,7 +243,7 @@ class InOrder:
                     return [named(error, self._shared.devices[device], piece.tally.number)]
         return []
 
-    def _problem(self, event: Event | None) -> Problem | None:
+    def _problem(self, event: ReadOrApply | None) -> Problem | None:
         fix = "Take colonnade.reason.staleness.race(seconds, max_staleness)"
         if event is None:
             left = len(self._queue) + len(self._held)

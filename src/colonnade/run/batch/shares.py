@@ -1,4 +1,4 @@
-"""How much of a batch each device gets: the same, or more where a device is faster."""
+"""Decides how many rows of a batch each device gets: the same, or more where a device is faster."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ class Shares(Protocol):
         """Between calls: change the sizes, if that is worth it."""
 
 
-class Even:
+class EvenShares:
     """Sizes that differ by at most one row."""
 
     timed = False
@@ -50,7 +50,7 @@ class Even:
         pass
 
 
-class Measured:
+class MeasuredShares:
     """Sizes in proportion to the speed that was measured, changed rarely."""
 
     timed = True
@@ -99,12 +99,12 @@ def proportional(total: int, weights: Sequence[float] | np.ndarray) -> tuple[int
     ((80, 20), (8, 1, 1))
     """
     exact = np.asarray(weights, float) / np.sum(weights) * total
-    found = np.maximum(np.floor(exact).astype(int), 1)
-    while found.sum() < total:
-        found[np.argmax(exact - found)] += 1
-    while found.sum() > total:
-        found[np.argmax(np.where(found > 1, found - exact, -np.inf))] -= 1
-    return tuple(int(count) for count in found)
+    counts = np.maximum(np.floor(exact).astype(int), 1)
+    while counts.sum() < total:
+        counts[np.argmax(exact - counts)] += 1
+    while counts.sum() > total:
+        counts[np.argmax(np.where(counts > 1, counts - exact, -np.inf))] -= 1
+    return tuple(int(count) for count in counts)
 
 
 def alike(speeds: np.ndarray) -> np.ndarray:
@@ -113,10 +113,10 @@ def alike(speeds: np.ndarray) -> np.ndarray:
     >>> alike(np.array([1.0, 4.0, 1.04])).tolist()
     [1.02, 4.0, 1.02]
     """
-    found = speeds.astype(float)
+    levelled = speeds.astype(float)
     order = list(np.argsort(speeds))
     while order:
         group = [i for i in order if speeds[i] <= speeds[order[0]] * (1 + ALIKE)]
-        found[group] = speeds[group].mean()
+        levelled[group] = speeds[group].mean()
         order = order[len(group) :]
-    return found
+    return levelled

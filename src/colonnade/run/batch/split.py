@@ -1,4 +1,4 @@
-"""Batches: which arguments are split over the devices, and how.
+"""Cuts a batch into slices, one for each device: which arguments are split, and which each gets whole.
 
 Every tensor among the arguments is split on its first dim, in consecutive slices whose sizes differ
 by at most one; Python values, 0-d tensors and what is wrapped in `broadcast` pass whole.

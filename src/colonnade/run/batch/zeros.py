@@ -1,4 +1,4 @@
-"""Values that stand for a batch of which only shapes are known: zeros, with an entry in every row."""
+"""Makes a batch of zeros where only shapes are known, to trace or to measure with."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import tensorflow as tf
 from colonnade.run.batch.split import COMPOSITE, SPECS, Arguments
 
 
-def stand_in(spec: Any) -> Any:
+def zeros_for(spec: Any) -> Any:
     """A value of a kind; what is no spec is returned as it is.
 
     Example:
-        >>> stand_in(tf.SparseTensorSpec([2, 9])).indices.numpy().tolist()
+        >>> zeros_for(tf.SparseTensorSpec([2, 9])).indices.numpy().tolist()
         [[0, 0], [1, 0]]
     """
     if not isinstance(spec, SPECS):
@@ -30,9 +30,9 @@ def stand_in(spec: Any) -> Any:
     )
 
 
-def with_stand_ins(arguments: Arguments) -> Arguments:
+def with_zeros(arguments: Arguments) -> Arguments:
     """Arguments in which values stand for specs."""
-    return arguments.with_values([stand_in(leaf.value) for leaf in arguments.leaves])
+    return arguments.with_values([zeros_for(leaf.value) for leaf in arguments.leaves])
 
 
 def skeleton(arguments: Arguments) -> list[tuple[tuple[int, ...], Any]]:
@@ -40,9 +40,9 @@ def skeleton(arguments: Arguments) -> list[tuple[tuple[int, ...], Any]]:
 
     Zeros do not do for the indices and the dense shape of a sparse tensor.
     """
-    found: list[tuple[tuple[int, ...], Any]] = []
+    shapes: list[tuple[tuple[int, ...], Any]] = []
     for leaf in arguments.tensors:
         for tensor in tf.nest.flatten(leaf.value, expand_composites=True):
             kept = isinstance(leaf.value, COMPOSITE) and tensor.dtype.is_integer
-            found.append((tuple(tensor.shape), np.asarray(tensor) if kept else None))
-    return found
+            shapes.append((tuple(tensor.shape), np.asarray(tensor) if kept else None))
+    return shapes

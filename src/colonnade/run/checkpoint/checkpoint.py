@@ -1,4 +1,4 @@
-"""Where and how often a training is saved."""
+"""`cn.Checkpoint`: in which directory, how often and how many steps to save."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

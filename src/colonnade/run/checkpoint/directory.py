@@ -1,4 +1,4 @@
-"""A directory of saved steps: a step is there whole, or it is not there.
+"""The directory of checkpoints: lists, publishes and deletes saved steps; each is whole or not there.
 
     run/
       step-000000000400/        committed: it got this name by a rename, after everything in it was on disk

@@ -1,4 +1,4 @@
-"""One program at a time in a directory of checkpoints.
+"""Locks a directory of checkpoints, so that only one program at a time saves into it.
 
 The lock is the kernel's, so it ends with its owner however he ends; who he is stands beside it. It is a lock
 on a file, whatever its name: if the file is removed, or moved with its directory, another program can lock

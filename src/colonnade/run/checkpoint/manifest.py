@@ -1,4 +1,4 @@
-"""What a saved step says of itself, and whether every byte of it is still the byte that was written.
+"""The manifest of a saved step: what it holds, with checksums that show a damaged byte.
 
 A saved step is a directory: TensorFlow's checkpoint files, `manifest.json` with the size and SHA-256 of
 each of them, and `manifest.json.sha256`, which guards the manifest itself in the way of `sha256sum -c`.

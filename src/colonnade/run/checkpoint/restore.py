@@ -1,4 +1,4 @@
-"""Bringing an engine to a saved step: the values fit, each by its name, or none is written."""
+"""Reads a saved step back into the variables of a training: all of them fit by name, or none is written."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.run.checkpoint.tensor_files import kinds, read
 from colonnade.run.variables.part_offset import BAR, slice_of
-from colonnade.run.variables.saved_state import OF_MODE, REPLICAS, Resumable, State
+from colonnade.run.variables.saved_state import OF_MODE, REPLICAS, Resumable, SavedState
 
 SAME = "Go on with the model and optimizer that were saved, or use another directory"
 
@@ -43,7 +43,7 @@ def restore(engine: Resumable, saved: Path, num_replicas: int) -> None:
     engine.resume({name: [values[one] for one in names] for name, names in replicas.items()})
 
 
-def _differences(state: State, there: Mapping[str, tf.TensorSpec], same: bool) -> Iterator[Problem]:
+def _differences(state: SavedState, there: Mapping[str, tf.TensorSpec], same: bool) -> Iterator[Problem]:
     here = {
         name.partition(BAR)[0]: _whole(variable)
         for name, variable in state.variables().items()
@@ -62,7 +62,7 @@ def _differences(state: State, there: Mapping[str, tf.TensorSpec], same: bool) -
             yield Problem(name, _said(here[name]), f"is {_said(there[name])} in the checkpoint", SAME)
 
 
-def _warn_of_another_mode(state: State, there: Mapping[str, tf.TensorSpec]) -> None:
+def _warn_of_another_mode(state: SavedState, there: Mapping[str, tf.TensorSpec]) -> None:
     kept = ({name for name in names if name.startswith(OF_MODE)} for names in (state.common, there))
     here, saved = kept
     if here != saved:

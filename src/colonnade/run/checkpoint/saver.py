@@ -1,4 +1,4 @@
-"""Saving a training so that it can be killed at any moment, and going on as if it had not been.
+"""Writes checkpoints during a fit, in the background, and goes on from the last one at its start.
 
 A save has two halves. Between two steps the values are read, which TensorFlow does without copying them;
 then a thread writes them, in TensorFlow's own format, while the training goes on.

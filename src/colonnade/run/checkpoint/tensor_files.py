@@ -1,4 +1,4 @@
-"""Tensors in TensorFlow's own checkpoint format, which `tf.train.load_checkpoint` reads too."""
+"""Writes and reads tensors in TensorFlow's own checkpoint format (`tf.train.load_checkpoint`)."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The batches of one fit, one of them at hand, and the place in the data behind it."""
+"""Iterates over the batches of a fit, looks one ahead, and knows the place in the data for a checkpoint."""
 
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Data for training: whatever the user has becomes a dataset of global batches."""
+"""Makes a `tf.data.Dataset` of global batches of whatever the user passes: arrays, datasets, generators."""
 
 import itertools
 from collections.abc import Iterator

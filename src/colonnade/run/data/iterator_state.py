@@ -1,4 +1,4 @@
-"""Where a training is in its data: the state of TensorFlow's iterator, with the seeds of its shuffles."""
+"""Saves and restores the place of a `tf.data` iterator, with the seeds of its shuffles."""
 
 from typing import Any
 

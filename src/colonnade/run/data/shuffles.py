@@ -1,4 +1,4 @@
-"""The shuffles of a dataset, and the seeds that each of them has drawn.
+"""Finds the shuffles of a dataset and the seeds that each of them has drawn.
 
 A shuffle draws seeds whenever it is begun, from a generator that all iterators over the dataset have in
 common. The state of an iterator tells how many were drawn, but only of shuffles that are at work in it: not

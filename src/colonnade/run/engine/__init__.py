@@ -1,4 +1,4 @@
-"""What all ways of training have in common: what they promise, their traces, the guard, the loop over steps.
+"""What every mode of training has in common: its interface, its traces, the guard against NaN, the loop.
 
 In come `Settings`; out go steps as graphs, many to a call, and what they tell: `Outcome`, `Chunk`, `History`.
 """

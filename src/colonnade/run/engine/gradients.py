@@ -1,4 +1,4 @@
-"""Gradients as engines handle them: dense, sparse or None, and the specs that an update is traced for."""
+"""Gradients, dense or sparse: cut for slices, divided by weights, and the specs an update is traced for."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

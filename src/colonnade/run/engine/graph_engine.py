@@ -1,4 +1,4 @@
-"""What all ways of training have in common whose step is a graph.
+"""The base of every mode of training whose step is a graph: to add a mode, say six things.
 
 A way of training is a class on top of this one. It says at most six things:
 
@@ -25,8 +25,8 @@ from colonnade.run.engine.protocols import Outcome, Settings, Then
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.step.objective import Objective
-from colonnade.run.variables.homes import Residence
-from colonnade.run.variables.saved_state import State, resume, state_of
+from colonnade.run.variables.homes import Homes
+from colonnade.run.variables.saved_state import SavedState, resume, state_of
 
 
 class GraphEngine:
@@ -36,7 +36,7 @@ class GraphEngine:
         self.settings, self.devices = settings, settings.devices
         self.traces = traces or Traces(settings)
         self.guard = Guard(settings, self.traces)
-        self._housed: Residence | None = None
+        self._housed: Homes | None = None
 
     def counts(self, rows: int) -> tuple[int, ...]:
         """How many rows of a batch each replica gets."""
@@ -51,9 +51,9 @@ class GraphEngine:
         mode, by = self.settings.mode, self.settings.dealt
         return of_replicas(largest, self.optimizer, part, self.devices, mode, num_active, by)
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         """Find a home for parameters and slots, which are known by now."""
-        return Residence(self.settings.mode, self.devices, self.parameters, self.traces.slots)
+        return Homes(self.settings.mode, self.devices, self.parameters, self.traces.slots)
 
     def step(self, batch: Arguments) -> Outcome:
         """The graph of one step on a batch of known size; called inside a tf.function."""
@@ -72,7 +72,7 @@ class GraphEngine:
         return self.traces.parameters
 
     @property
-    def housed(self) -> Residence:
+    def housed(self) -> Homes:
         """Where the variables live, once everything is prepared."""
         assert self._housed is not None
         return self._housed
@@ -122,7 +122,7 @@ class GraphEngine:
         if self._housed is not None:
             self._housed.leave()
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`)."""
         return state_of(self.housed, self.guard.made, self.traces.lost())
 
@@ -142,7 +142,7 @@ class GraphEngine:
         return self.devices[replica]
 
     def homes(self) -> dict[str, str]:
-        return self._housed.homes() if self._housed is not None else {}
+        return self._housed.where() if self._housed is not None else {}
 
     def replicas(self) -> list[list[tf.Variable]]:
         if self._housed is None:

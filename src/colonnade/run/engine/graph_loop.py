@@ -1,4 +1,4 @@
-"""Many steps in one call: the loop over batches runs inside the graph, so Python costs nothing per step."""
+"""Runs many steps in one call: the loop over batches is in the graph, so Python costs nothing per step."""
 
 import time
 from collections.abc import Hashable, Sequence

@@ -1,4 +1,4 @@
-"""The guard against NaN: nothing is applied unless every loss and gradient of a step is finite."""
+"""The guard that stops at a NaN: nothing is applied unless every loss and gradient of a step is finite."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a training tells of itself: a record of a step, and the history of a fit."""
+"""`cn.Record` of a step (loss, metrics, speed) and `cn.History` of a fit."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What is trained, traced once: the loss with its gradient, the penalty, and the optimizer's update."""
+"""The loss with its gradient, the penalty and the optimizer's update, each traced once."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import gradient_specs, slice_specs, slices
 from colonnade.run.engine.penalty import Bound, LossScale, Penalty
 from colonnade.run.engine.protocols import Settings
@@ -18,7 +18,7 @@ from colonnade.run.step.untrainable import complex_numbers, without_path
 from colonnade.run.step.update import Update, as_keras
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.keras_owner import around
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.traced import Voice
 from colonnade.run.variables.aggregation import meaningless
 
@@ -79,7 +79,7 @@ class Traces:
         which = counts.index(max(counts))
         largest = self.objective(slice_specs(batch, counts)[which], which, len(counts))
         check("the loss function", refused([largest]))
-        return estimate(largest, slices(with_stand_ins(batch), counts)[which], len(counts))
+        return estimate(largest, slices(with_zeros(batch), counts)[which], len(counts))
 
     def build(self) -> None:
         """Make the optimizer's variables, for the parameters of what was traced."""
@@ -195,4 +195,4 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
 
     A tf.Variable does not know of that; only the Keras variable around it does.
     """
-    return [variable for variable in used if (known := around(variable)) is None or known.trainable]
+    return [variable for variable in used if (known := keras_variable(variable)) is None or known.trainable]

@@ -1,4 +1,4 @@
-"""What training takes of the memory of each device: what a rehearsal saw, dealt out as the variables are."""
+"""Decides whether a training fits into memory: parameters, optimizer and activations on each device."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
 from colonnade.run.memory.dry_run import Act, Bytes, Play, Seen, Thing, rehearse
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import owners_of
@@ -220,7 +220,7 @@ class _Placed:
 
 def of_pipeline(
     traced: Objective,
-    legs: Legs,
+    legs: StageCut,
     optimizer: Any,
     part: Arguments,
     rows: Sequence[Sequence[str]],

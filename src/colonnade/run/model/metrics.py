@@ -1,4 +1,4 @@
-"""Metrics that a loss updates, such as those of a Keras model's outputs: noted by slices, made by batch.
+"""Keras metrics (`compile(metrics=)`) over several devices: noted by slice, updated once by batch.
 
 A replica that updated a metric would count its slice like a batch. So while a replica computes its loss,
 updates are only noted; they are made once, with what the whole batch would have given.
@@ -12,7 +12,7 @@ import tensorflow as tf
 from colonnade.run.trace.concrete import unconverted
 
 
-class Deferred:
+class DeferredMetrics:
     """A scope in which `update_state` of some metrics notes what it is called with.
 
     What is noted is a list of tensors (`values`), to be returned by the replica. Metrics are called as
@@ -24,7 +24,7 @@ class Deferred:
         self._calls: list[tuple[Any, Any]] = []  # a metric, and which of its arguments are given
         self.values: list[Any] = []
 
-    def __enter__(self) -> "Deferred":
+    def __enter__(self) -> "DeferredMetrics":
         self._calls, self.values = [], []
         for metric in self._metrics:
             vars(metric)["update_state"] = unconverted(self._noting(metric))

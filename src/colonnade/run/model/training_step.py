@@ -1,4 +1,4 @@
-"""The training step of a compiled Keras model as a function of a batch, for `cn.verify`."""
+"""The training step of a compiled Keras model as a function of a batch, for `cn.verify(model, ...)`."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
-from colonnade.run.model.metrics import Deferred
+from colonnade.run.model.metrics import DeferredMetrics
 
 # What `model.fit` takes of a batch.
 BATCH = ("x", "y", "sample_weight")
@@ -28,7 +28,7 @@ class TrainingStep:
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         prediction = self._model(x, **self._training)
-        with Deferred(all_metrics(self._model)):
+        with DeferredMetrics(all_metrics(self._model)):
             loss = self._model.compute_loss(x, y, prediction, sample_weight, **self._training_of_loss)
         return {"loss": loss, "prediction": tf.nest.map_structure(tf.stop_gradient, prediction)}
 

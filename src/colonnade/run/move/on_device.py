@@ -1,4 +1,4 @@
-"""Work that stays on its device, forward and backward, and what crosses from one device to another.
+"""Keeps an op and its gradient on one device, and copies tensors from one device to another.
 
 A tape puts the gradient of an op where the tape is asked for it, not where the op ran. So every piece
 of work that belongs to a device brings its own gradient, which opens the same device.
@@ -35,8 +35,8 @@ def on(device: str, fn: Callable[..., Any], *tensors: Any) -> Any:
         def gradient(*upstream: Any) -> list[Any]:
             with tf.device(device):
                 arrived = [tf.convert_to_tensor(g) for g in upstream]
-                found = iter(tape.gradient(tf.nest.flatten(results), sources, output_gradients=arrived))
-            return [next(found) if x.dtype.is_floating else None for x in inputs]
+                gradients = iter(tape.gradient(tf.nest.flatten(results), sources, output_gradients=arrived))
+            return [next(gradients) if x.dtype.is_floating else None for x in inputs]
 
         return results, gradient
 

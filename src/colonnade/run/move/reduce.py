@@ -1,4 +1,4 @@
-"""Sum gradients over devices, along a given order of pairs, as placed adds.
+"""Sums gradients over devices (all-reduce): along a given order of pairs, in buckets, as placed adds.
 
 An order is a sequence of rounds, each a tuple of (source, target) positions: in a round every source
 sends its partial sum to its target, which adds it to its own. After the last round device 0 holds

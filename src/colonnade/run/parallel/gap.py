@@ -1,4 +1,4 @@
-"""How far two results are apart, and results that are a last digit apart."""
+"""How far two results are apart, and inputs that are moved by a last digit."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ def dense(tensor: Any) -> np.ndarray:
     return np.asarray((tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy())
 
 
-def gap(expected: np.ndarray | None, found: np.ndarray | None) -> float:
+def gap(expected: np.ndarray | None, actual: np.ndarray | None) -> float:
     """The largest difference; infinite where the shapes differ or only one has the value."""
-    if expected is None or found is None or expected.shape != found.shape:
+    if expected is None or actual is None or expected.shape != actual.shape:
         return float("inf")
     if expected.size == 0:
         return 0.0
     if expected.dtype.kind not in "fciu":
-        return 0.0 if np.array_equal(expected, found) else float("inf")
+        return 0.0 if np.array_equal(expected, actual) else float("inf")
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    gaps = np.abs(expected.astype(wide) - found.astype(wide))
-    same = (np.isnan(expected) & np.isnan(found)) | (expected == found)
+    gaps = np.abs(expected.astype(wide) - actual.astype(wide))
+    same = (np.isnan(expected) & np.isnan(actual)) | (expected == actual)
     return float(np.where(same, 0.0, np.where(np.isnan(gaps), np.inf, gaps)).max())
 
 

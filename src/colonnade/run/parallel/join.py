@@ -1,4 +1,4 @@
-"""Join what the replicas returned: concatenate batches, reduce or stack what has no batch dim."""
+"""Joins the results of replicas: concatenates batches, averages, adds or stacks what has no batch dim."""
 
 from collections.abc import Sequence
 from typing import Any

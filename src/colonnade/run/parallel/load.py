@@ -1,4 +1,4 @@
-"""Load a function by name, `module:function`, with an example batch to call it with."""
+"""Loads a function by its name, `module:function`, with an example batch, for the command line."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Any function on every device: split the arguments, run a replica per device, join the results."""
+"""`cn.parallel` and `cn.make_parallel`: split the arguments, run a replica per device, join the results."""
 
 import functools
 import re
@@ -170,7 +170,7 @@ class Parallel:
         ]
         what = re.sub(r"\{\{[^}]*\}\}\s*", "", roots[0]).strip()
         named = dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", error.message))
-        lines = [found for node in named for traced in self.traces if (found := traced.line_of(node))]
+        lines = [line for node in named for traced in self.traces if (line := traced.line_of(node))]
         device = self._guilty(error, arguments)
         where = f"on {short(device)}" if device else "on one of the devices"
         said = [

@@ -1,4 +1,4 @@
-"""How coarsely a traced function rounds: the relative step of the floats that each result is made of."""
+"""How coarsely a traced function rounds: the largest step between floats on the way to each result."""
 
 from collections.abc import Container, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Prove that a function on N devices is still the function on one, and say why when it is not.
+"""`cn.verify`: shows that a function on N devices equals the function on one, or why it does not.
 
 Values and gradients are compared on several batch sizes: even, uneven, smaller than N. How much may
 differ is found out on one device alone: inputs and variables are moved by the last digit of their floats,
@@ -278,7 +278,7 @@ class _Experiment:
         return joined
 
     def _cause(
-        self, leaf: str, rows: np.ndarray, expected: np.ndarray, tolerance: float, found: np.ndarray | None
+        self, leaf: str, rows: np.ndarray, expected: np.ndarray, tolerance: float, parallel: np.ndarray | None
     ) -> str:
         """The first cause that a run on one device shows."""
         runs = (self.evaluate(self.one, rows) for _ in range(DRAWS))
@@ -300,7 +300,7 @@ class _Experiment:
             return "statistics"
         if any(self._changes_with(leaf, rows, other, tolerance) for other in self._resized(rows)):
             return "size"
-        if found is not None and gap(self._on_slices(rows, counts).get(leaf), found) <= tolerance:
+        if parallel is not None and gap(self._on_slices(rows, counts).get(leaf), parallel) <= tolerance:
             return "slices"
         return "parallel"
 

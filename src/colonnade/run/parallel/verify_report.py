@@ -1,4 +1,4 @@
-"""What a comparison of N devices with one found: leaf by leaf, with the cause of every difference."""
+"""`cn.Report`: what `cn.verify` found, result by result, with the cause of every difference."""
 
 import json
 from dataclasses import asdict, dataclass

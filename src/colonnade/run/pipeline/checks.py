@@ -1,4 +1,4 @@
-"""What a user asks of a pipeline, checked before anything is made."""
+"""Checks the arguments of `cn.Pipeline` before anything is made."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

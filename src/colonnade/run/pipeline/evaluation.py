@@ -13,7 +13,7 @@ from colonnade.run.pipeline.refusals import refusals
 from colonnade.run.pipeline.tasks import Passage
 from colonnade.run.step.evaluation import Evaluation, Score
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.run.trace.stage_cut import StageCut
 
 
 class PipelineEvaluation(Evaluation):
@@ -32,7 +32,7 @@ class PipelineEvaluation(Evaluation):
         flat = [count for row in split for count in row]
         traces = [self._trace(arguments.resized(count), i, len(flat)) for i, count in enumerate(flat)]
         check("the loss function", refusals(traces, pipeline))
-        legs = {traced: Legs(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
+        legs = {traced: StageCut(traced, pipeline.num_stages) for traced in dict.fromkeys(traces)}
         for row in range(len(split)):
             for stage in stages:
                 for traced in legs:

@@ -1,4 +1,4 @@
-"""What the layers of a pipeline cost on this machine: measured, so that stages can be balanced."""
+"""Measures how long each layer takes on this machine, so that the stages can be balanced."""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from colonnade.reason.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
-from colonnade.run.batch.zeros import skeleton, stand_in
+from colonnade.run.batch.zeros import skeleton, zeros_for
 from colonnade.run.memory.dry_run import Act, Play, Seen, rehearse
 from colonnade.run.memory.estimate import play_of, size_of
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 
 # Of so many runs of a layer the fastest counts.
 REPEATS = 3
@@ -52,7 +52,7 @@ def _measured(
     optimizer: Any,
     with_memory: bool,
 ) -> list[Layer]:
-    known = tf.nest.map_structure(stand_in, shapes)
+    known = tf.nest.map_structure(zeros_for, shapes)
     seconds, works = [], []
     for i in range(len(layers.names)):
         stage = layers.stage(i, i + 1)
@@ -80,14 +80,14 @@ class _Work(Traced):
         self._taken = taken
 
         def both(values):  # type: ignore[no-untyped-def]
-            crossings = self._exchange.crossings
-            crossings.enter(stage.name, 1)
+            stage_marks = self._context.stage_marks
+            stage_marks.enter(stage.name, 1)
             with tf.GradientTape() as tape:
                 smooth = _floats(values)
                 tape.watch(smooth)
                 results = stage.call(values, training)
                 ends = _floats(results)
-                total = crossings.turn(
+                total = stage_marks.turn(
                     tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
                 )
             self.parameters = list(tape.watched_variables())
@@ -98,7 +98,7 @@ class _Work(Traced):
 
     def play(self, optimizer: Any) -> Play:
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
-        parts = Legs(self, 1).parts.values()
+        parts = StageCut(self, 1).parts.values()
         acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
         return play_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), acts)
 
@@ -119,7 +119,7 @@ def _floats(nest: Any) -> list[Any]:
 
 
 def _timed(traced: Traced, taken: Arguments, device: str) -> tuple[float, Sequence[Any]]:
-    handles = Residence("shared", [device], [], []).bindings(0, traced.captures)
+    handles = Homes("shared", [device], [], []).bindings(0, traced.captures)
     times = []
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: the layers of a model, or functions, in order; and stages made of them."""
+"""The layers of a model, or functions, in the order of a pipeline, and the stages made of them."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.run.trace.concrete import unconverted
-from colonnade.run.trace.replica_context import Exchange
+from colonnade.run.trace.replica_context import TracingContext
 
 WHERE = "Pipeline()"
 
@@ -203,7 +203,7 @@ def misfit(argument: str, name: str, source: str, taken: Any, error: Exception) 
 def refused(mistake: ColonnadeError) -> ColonnadeError:
     """An error to raise, remembered by the trace that is being made: AutoGraph would dress it up."""
     context = tf.distribute.get_replica_context()
-    if isinstance(context, Exchange):
+    if isinstance(context, TracingContext):
         context.mistakes.append(mistake)
     return mistake
 

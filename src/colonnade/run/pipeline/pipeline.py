@@ -1,4 +1,4 @@
-"""A model spread over devices by its layers; micro-batches keep all of them at work."""
+"""`cn.Pipeline`: a model spread over devices by its layers, called and trained in micro-batches."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from colonnade.run.pipeline.layer_costs import measured
 from colonnade.run.pipeline.layers import MISTAKES, Stage, layers_of, misfit, refused
 from colonnade.run.pipeline.tasks import Stamp
 from colonnade.run.trace.concrete import concrete, unconverted
-from colonnade.run.trace.replica_context import Exchange
+from colonnade.run.trace.replica_context import TracingContext
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.variables.parts import home_of
 
@@ -114,12 +114,12 @@ class Pipeline:
 
     def __call__(self, *inputs: Any, training: bool | None = None) -> Any:
         context = tf.distribute.get_replica_context()
-        if isinstance(context, Exchange):
+        if isinstance(context, TracingContext):
             return self._traced(context, inputs, training)
         return self._run(inputs, training)
 
     # AutoGraph comes through here to the user's functions, so this is left to it.
-    def _traced(self, context: Exchange, inputs: tuple[Any, ...], training: bool | None) -> Any:
+    def _traced(self, context: TracingContext, inputs: tuple[Any, ...], training: bool | None) -> Any:
         """Inside a trace of Colonnade's: all stages, with marks between them at which the trace is cut."""
         values, origins = self._begin(context, inputs, training)
         for number, stage in enumerate(self._stages):
@@ -133,10 +133,10 @@ class Pipeline:
 
     @unconverted
     def _begin(
-        self, context: Exchange, inputs: tuple[Any, ...], training: bool | None
+        self, context: TracingContext, inputs: tuple[Any, ...], training: bool | None
     ) -> tuple[dict[Hashable, Any], dict[Any, int]]:
         values = self._layers.taken(inputs)
-        context.crossings.enter(self, self.num_stages)
+        context.stage_marks.enter(self, self.num_stages)
         try:
             self.settle(values, training)
         except ColonnadeError as mistake:
@@ -147,7 +147,7 @@ class Pipeline:
     @unconverted
     def _entered(
         self,
-        context: Exchange,
+        context: TracingContext,
         stage: Stage,
         number: int,
         values: dict[Hashable, Any],
@@ -156,7 +156,7 @@ class Pipeline:
         """What a stage takes; a value that comes from another stage is marked, and is then this one's."""
         for key in stage.takes:
             if origins[key] != number:
-                values[key] = context.crossings.cross(values[key], origins[key], number, self.num_stages)
+                values[key] = context.stage_marks.cross(values[key], origins[key], number, self.num_stages)
                 origins[key] = number
         return [values[key] for key in stage.takes]
 

@@ -12,7 +12,7 @@ from colonnade.run.variables.parts import home_of
 
 def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
     """What is in the way of a pipeline that runs these traces."""
-    called = [one for traced in traces for one in traced.crossings.pipelines]
+    called = [one for traced in traces for one in traced.stage_marks.pipelines]
     if not called or any(one is not pipeline for one in called):
         rule = "does not call the pipeline of the trainer" if not called else "calls another pipeline"
         yield Problem("loss", "a function", rule, "Call the one that is passed as devices=")
@@ -20,7 +20,7 @@ def refusals(traces: Sequence[Traced], pipeline: Pipeline) -> Iterator[Problem]:
     if len(traces) > 1:
         yield from differentiated_python(traces[0])
     for traced in traces:
-        marks = traced.crossings.marks(traced.concrete.graph)
+        marks = traced.stage_marks.marks(traced.concrete.graph)
         if pipeline.num_stages > 1 and not any(m.target < pipeline.num_stages for m in marks.values()):
             rule = "calls the pipeline inside a loop, a branch or a tf.function, where a trace cannot be cut"
             yield Problem("loss", "a function", rule, "Call it from the loss function itself")

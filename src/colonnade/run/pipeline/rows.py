@@ -1,4 +1,4 @@
-"""Rows of a pipeline as the workers of a synchronous step: micro-batches in the order of a schedule.
+"""Trains a pipeline: forward and backward of every micro-batch by the schedule (1F1B), then one update.
 
 Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
 optimizer keeps for it, on the device of the first stage that uses it, once in every row. The places of a row
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware.devices import are_cards
-from colonnade.run.batch.shares import Even
+from colonnade.run.batch.shares import EvenShares
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
@@ -27,10 +27,10 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined
 from colonnade.run.step.objective import Objective, Share, stacked, vital
 from colonnade.run.step.update import Update
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.stage_cut import Legs, untied
-from colonnade.run.variables.homes import Residence
+from colonnade.run.trace.stage_cut import StageCut, untied
+from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.parts import home_of
-from colonnade.run.variables.stage_homes import Stagewise
+from colonnade.run.variables.stage_homes import StageHomes
 
 
 def pipelined(
@@ -49,7 +49,7 @@ def pipelined(
     # To look at the gradient of every micro-batch would cost some percent of a step.
     traces = Traces(settings, examined=False)
     pipeline.optimizer = optimizer
-    return Lockstep(settings, traces, Rows(pipeline, traces), Even(len(ends)))
+    return Lockstep(settings, traces, Rows(pipeline, traces), EvenShares(len(ends)))
 
 
 class Rows:
@@ -57,7 +57,7 @@ class Rows:
 
     def __init__(self, pipeline: Pipeline, traces: Traces) -> None:
         self._pipeline, self._traces, self._rows = pipeline, traces, pipeline.rows
-        self._legs: dict[Objective, Legs] = {}
+        self._legs: dict[Objective, StageCut] = {}
         self._places: list[tuple[str, ...]] = [tuple(row) for row in pipeline.rows]
         self._place_of: dict[Any, int] = {}  # by the ref of a variable
         self._homes: dict[Any, int] = {}  # the places of parameters and slots, by their refs
@@ -83,11 +83,11 @@ class Rows:
         for traced in dict.fromkeys(traces):
             yield from untied(self._cut(traced), self._pipeline.tied)
 
-    def _cut(self, traced: Objective) -> Legs:
+    def _cut(self, traced: Objective) -> StageCut:
         """The legs of a trace. An optimizer that makes a scale for the loss has it traced once more."""
         if traced not in self._legs:
             on_cards = are_cards(self._pipeline.devices)
-            self._legs[traced] = Legs(traced, self._pipeline.num_stages, on_cards=on_cards)
+            self._legs[traced] = StageCut(traced, self._pipeline.num_stages, on_cards=on_cards)
         return self._legs[traced]
 
     def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
@@ -96,13 +96,13 @@ class Rows:
             traces[0],  # no micro-batch is larger
             self._cut(traces[0]),
             self._traces.optimizer,
-            slices(with_stand_ins(batch), self.slices(counts))[0],
+            slices(with_zeros(batch), self.slices(counts))[0],
             self._rows,
             len(split[0]),
             self._pipeline.schedule,
         )
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         parameters, slots = self._traces.parameters, self._traces.slots
         for traced in self._traces.objectives:
             self._place_of.update({ref: min(stages) for ref, stages in self._cut(traced).users.items()})
@@ -115,19 +115,19 @@ class Rows:
         update = self._traces.update(self._traces.specs)
         given = [self._place_of[parameter.ref()] for parameter in parameters]
         self._homes = {s.ref(): 0 for s in slots} | update.owners(given)
-        return Stagewise(self._places, self._place_of | self._homes, parameters, slots)
+        return StageHomes(self._places, self._place_of | self._homes, parameters, slots)
 
-    def bind(self, housed: Residence) -> None:
-        assert isinstance(housed, Stagewise)
+    def bind(self, housed: Homes) -> None:
+        assert isinstance(housed, StageHomes)
         for objective in self._traces.objectives:
             for row in range(len(self._rows)):
                 for stage in range(self._pipeline.num_stages):
                     housed.at_stage(row, stage, objective.captures)
 
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
     ) -> tuple[list[Share], list[Any]]:
-        assert isinstance(housed, Stagewise)
+        assert isinstance(housed, StageHomes)
         split = self._pipeline.counts(sum(counts))
         parts = iter(slices(batch, self.slices(counts)))
         total = sum(len(row) for row in split)
@@ -185,11 +185,11 @@ class Rows:
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         return None
 
-    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
         update = self._traces.update(gradients)
         return [self._updated(update, mine, i, housed) for i, mine in enumerate(self._spread(gradients))]
 
-    def _updated(self, update: Update, gradients: list[Any], row: int, housed: Residence) -> Any:
+    def _updated(self, update: Update, gradients: list[Any], row: int, housed: Homes) -> Any:
         if (update, row) not in self._functions:
             self._functions[update, row] = update.placed(self._homes, self._places[row])
         handles = update.bound(housed.update_bindings(row, update.captures))

@@ -1,4 +1,4 @@
-"""Micro-batches on their way through the stages of one row of devices.
+"""Executes a schedule (GPipe, 1F1B, ...): runs its tasks in order, each on the device of its stage.
 
 The order of a schedule is kept by control inputs: a task waits for the one before it on its device. It
 waits for what that one returns and for the call itself, because once TensorFlow has put the call's
@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.reason.schedule import Slot, Task
-from colonnade.run.trace.stage_cut import Legs
+from colonnade.reason.schedule import Slot, StageTask
+from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
 
@@ -29,7 +29,7 @@ class Stamp:
 @dataclass(frozen=True)
 class _MicroBatch:
     traced: Traced
-    legs: Legs
+    legs: StageCut
     given: Sequence[dict[str, Any]]  # by stage: the inputs of the trace
     values: dict[str, Any]  # what the legs so far made, by the names that it has in the trace
 
@@ -53,7 +53,7 @@ class Passage:
     def add(
         self,
         traced: Traced,
-        legs: Legs,
+        legs: StageCut,
         components: Sequence[Any],
         handles: Sequence[Mapping[Any, Any]],
     ) -> None:
@@ -71,7 +71,7 @@ class Passage:
             ended[task.micro_batch] = None
         self.order = list(ended)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: StageTask) -> None:
         stage, device = task.stage, self.devices[task.stage]
         micro_batch = self._micro_batches[task.micro_batch]
         leg = backward_leg(stage, len(self.devices)) if task.backward else stage

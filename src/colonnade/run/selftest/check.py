@@ -1,4 +1,4 @@
-"""One check of the self-test: what it compares, how much may differ, and what came of it.
+"""One check of `colonnade selftest`: what it compares, how much may differ, and what came of it.
 
 What is found and its figures are said in words of this package, so they can be handed on. The words of
 others, as of an error, may tell whose machine it is; they are kept apart, for the screen alone.

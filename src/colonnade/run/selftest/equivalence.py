@@ -1,4 +1,4 @@
-"""The same result on all devices as on one: the comparisons of the self-test that compute.
+"""Checks of the self-test that compute: losses, gradients and training on all devices as on one.
 
 Each is a function of the devices. The other side of a comparison does not use the engine: it is NumPy,
 Python, or plain Keras on one device.

@@ -1,4 +1,4 @@
-"""What moves between devices arrives: the comparisons of the self-test that add, copy and allocate."""
+"""Checks of the self-test that move data: sums, copies and memory limits of the devices."""
 
 import itertools
 import time
@@ -160,7 +160,7 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
     answer = ask(limit.__name__, str(allowed), seconds=PATIENCE)
     if answer.trouble:
         return Verdict(False, answer.trouble, words=answer.words)
-    measured = limit.Measured(**answer.said)
+    measured = limit.MeasuredLimit(**answer.said)
     more = "more was refused" if measured.refused else "more was granted"
     found = f"limit {measured.limit} MiB, taken {measured.used} MiB, {more}"
     return Verdict(measured.holds, found, asdict(measured))

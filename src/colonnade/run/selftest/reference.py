@@ -1,4 +1,4 @@
-"""Training on one device in plain Keras: what training on several is held against.
+"""Training on one device in plain Keras, with which the self-test compares.
 
 Nothing of the engine is used here, so that a mistake of its cannot be on both sides.
 """

@@ -1,4 +1,4 @@
-"""What a self-test found, as JSON to attach to a report: nothing in it tells whose machine it was."""
+"""Writes the result of a self-test as JSON that can be shared: no user, host or path is in it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Is it still the same function on these devices? The project's equivalence checks, for any machine.
+"""`colonnade selftest`: the list of its checks, run one after the other on the devices of this machine.
 
 A check compares what the engine does on all devices with something that does not use the engine:
 NumPy, plain Keras on one device, a checksum, the cards' own library, the driver. It passes, fails, or

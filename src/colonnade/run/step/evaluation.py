@@ -1,4 +1,4 @@
-"""Evaluation: the loss and metrics over data, every example counted exactly once."""
+"""`Trainer.evaluate`: the mean loss and metrics over a dataset, every example counted exactly once."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.sync_cut import problems, together
+from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 
 
 class Score(Traced):
@@ -29,8 +29,8 @@ class Score(Traced):
             weight = tf.constant(float(rows)) if share.weight is None else share.weight
             return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
 
-        args, kwargs, around, _ = super()._begin(arguments, components)
-        return args, kwargs, around, self._ours(sums)
+        args, kwargs, keras_variable, _ = super()._begin(arguments, components)
+        return args, kwargs, keras_variable, self._ours(sums)
 
 
 class Evaluation:
@@ -41,7 +41,7 @@ class Evaluation:
         self._scores = TraceCache(lambda part, voice: Score(loss, part, voice), devices)
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
-        self._residence = Residence("shared", devices, [], [])
+        self._residence = Homes("shared", devices, [], [])
 
     def run(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
@@ -80,7 +80,9 @@ class Evaluation:
         def sums(*components: Any) -> Any:
             parts = arguments.with_components(components).parts(counts)
             slices = [part.components() for part in parts]
-            results = together(traces, self._devices[: len(counts)], slices, bindings, star(len(counts)))
+            results = call_with_sums(
+                traces, self._devices[: len(counts)], slices, bindings, star(len(counts))
+            )
             found = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
 

@@ -1,4 +1,4 @@
-"""Where the rows of a sparse gradient come from, read from the graph of its trace.
+"""Which examples the rows of a sparse gradient (IndexedSlices of an embedding) come from.
 
 A table that is looked up by the ids of a batch has a row in its gradient for every lookup, so the rows of
 two slices, one after the other, are those of the whole batch. But a table that is read at rows which do
@@ -34,7 +34,7 @@ ERRATIC = ("Random", "Rng", "Sampler", "Multinomial", "PyFunc")
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowsOfOneSource:
     """Rows of a sparse gradient that have one source."""
 
     kind: str
@@ -42,7 +42,7 @@ class Piece:
 
 
 # A gradient: none, dense, or the pieces of a sparse one.
-Form = None | str | tuple[Piece, ...]
+Form = None | str | tuple[RowsOfOneSource, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def sizes_of(indices: Any) -> list[Any]:
     return [tf.size(s) if (n := s.shape.num_elements()) is None else n for s in sections(indices)]
 
 
-def pieces(indices: Any, source: Source) -> list[Piece]:
+def pieces(indices: Any, source: Source) -> list[RowsOfOneSource]:
     """The rows of a gradient, lookup by lookup; `indices` is a tensor in the graph of the trace."""
     graph = indices.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
@@ -73,20 +73,20 @@ def pieces(indices: Any, source: Source) -> list[Piece]:
     return [_piece(part, outermost, source) for part in sections(indices)]
 
 
-def _piece(indices: Any, body: "_Body", source: Source) -> Piece:
-    found = list(_origins(body, indices.name))
-    kinds = [_kind(*origin, source) for origin in found]
-    if len(found) > 1:
-        return Piece(OWN if set(kinds) == {OWN} else MIXED)
-    ((inner, name),) = found
+def _piece(indices: Any, body: "_Body", source: Source) -> RowsOfOneSource:
+    origins = list(_origins(body, indices.name))
+    kinds = [_kind(*origin, source) for origin in origins]
+    if len(origins) > 1:
+        return RowsOfOneSource(OWN if set(kinds) == {OWN} else MIXED)
+    ((inner, name),) = origins
     if inner is body:
         full = name if ":" in name else f"{name}:0"
         shape = indices.graph.get_tensor_by_name(full).shape
     else:
         shape = indices.shape
         if kinds[0] == SAME and not shape.is_fully_defined():  # a row for every example, perhaps
-            return Piece(MIXED)
-    return Piece(kinds[0], None if shape.rank is None else tuple(shape))
+            return RowsOfOneSource(MIXED)
+    return RowsOfOneSource(kinds[0], None if shape.rank is None else tuple(shape))
 
 
 def _kind(body: "_Body", name: str, source: Source) -> str:

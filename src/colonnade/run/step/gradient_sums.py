@@ -1,4 +1,4 @@
-"""How the gradients of slices are added up, so that the sum is what one device has for the whole batch."""
+"""Averages gradients: adds up those of all slices, dense and sparse, to that of the whole batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,19 +25,19 @@ def recipes(
         counts: the sizes of the slices.
         whole: traces the whole batch, as one device does it; not called where it is not needed.
     """
-    found: list[Recipe] = []
+    chosen: list[Recipe] = []
     problems: list[Problem] = []
     alike = len(set(counts)) == 1
     for i, parameter in enumerate(traces[0].parameters):
         forms = [traced.forms[i] for traced in traces if traced.forms[i] is not None]
         if len(traces) == 1 or _plain(forms):
-            found.append(None)
+            chosen.append(None)
             continue
         differ = len({_kinds(form) for form in forms}) > 1
         known = [*forms, whole().forms[i]] if alike or differ else forms
         problems += _problems(parameter.name, known, counts)
-        found.append(_recipe(known))
-    return found, problems
+        chosen.append(_recipe(known))
+    return chosen, problems
 
 
 def _plain(forms: Sequence[Form]) -> bool:

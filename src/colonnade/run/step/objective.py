@@ -1,4 +1,4 @@
-"""What a training function returns, and what is differentiated.
+"""The loss function with its gradient: losses per example, `cn.Weighted`, metrics; a mean over the batch.
 
 A loss function returns one loss per example, or a scalar that is the mean of its slice, or
 `cn.Weighted(losses, weights)`; beside it, if it likes, a dict of metrics of the same form. The
@@ -98,24 +98,24 @@ class Objective(Traced):
 
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
-        (factor, *args), kwargs, exchange, _ = super()._begin(arguments, components)
+        (factor, *args), kwargs, context, _ = super()._begin(arguments, components)
         rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
 
         @contextmanager
         def recorded() -> Iterator[None]:
-            with tape, exchange:
+            with tape, context:
                 yield
 
         def share(result: Any) -> Share:
             with tape:
-                found, differentiated = self._total(result, factor, rows)
-            return self._share(tape, found, differentiated, begin)
+                own_share, differentiated = self._total(result, factor, rows)
+            return self._share(tape, own_share, differentiated, begin)
 
         return args, kwargs, recorded(), self._ours(share)
 
     def _total(self, result: Any, factor: Any, rows: int) -> tuple[Share, Any]:
         share = total_of(result, factor, rows)
-        return share, self._exchange.crossings.turn(self._scale_loss(share.loss))
+        return share, self._context.stage_marks.turn(self._scale_loss(share.loss))
 
     def _begun(self, components: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """The arguments, and the time at which they were there. A stamp outside would serialise replicas."""
@@ -128,7 +128,7 @@ class Objective(Traced):
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))
-        with self._exchange.around_gradient():
+        with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
         health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None

@@ -1,4 +1,4 @@
-"""Variables that cannot be trained as they are, each refused by its name."""
+"""Refuses variables that cannot be trained as they are, each by its name."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.keras_owner import around
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.traced import Traced
 
 
@@ -24,7 +24,7 @@ def complex_numbers(traced: Objective) -> Iterator[Problem]:
 def without_path(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[Problem]:
     """Muon chooses by the path of a variable what to do with it, and only Keras variables have one."""
     if isinstance(getattr(optimizer, "inner_optimizer", optimizer), keras.optimizers.Muon):
-        for name in [parameter.name for parameter in parameters if around(parameter) is None]:
+        for name in [parameter.name for parameter in parameters if keras_variable(parameter) is None]:
             rule = "is a tf.Variable, and Muon asks for Keras variables"
             yield Problem("variable", name, rule, "Make it a keras.Variable, or choose another optimizer")
 

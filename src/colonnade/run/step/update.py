@@ -1,4 +1,4 @@
-"""The optimizer's update, traced once over all parameters: one update, whoever owns the parts.
+"""The optimizer's update: traced once over all parameters, and called wherever the variables live.
 
 Applying an optimizer to a part of the variables would count a step and clip the gradient for every
 part. So the whole update is one function. Called with other handles it updates copies; and where each
@@ -22,7 +22,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.trace.captures import ancestors, captures
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.keras_owner import around
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.xla import compiled, worth_compiling
 
 GATE = tf.TensorSpec([], tf.int32)
@@ -184,7 +184,7 @@ def inside(optimizer: Any) -> list[Any]:
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
     """Each with the Keras variable around it, if there is one: that knows its constraint and its path."""
-    return [variable if (known := around(variable)) is None else known for variable in variables]
+    return [variable if (known := keras_variable(variable)) is None else known for variable in variables]
 
 
 def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an optimizer does to a whole variable, which parts of one would not get."""
+"""Finds optimizers that look at a whole variable, which a variable in parts would not give them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

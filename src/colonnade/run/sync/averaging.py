@@ -1,4 +1,4 @@
-"""How replicas that train by themselves are joined: by averaging them, or by pulling at a centre."""
+"""Joins replicas that trained on their own: averages their variables, or pulls them to a centre."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass

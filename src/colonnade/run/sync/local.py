@@ -1,4 +1,4 @@
-"""Local training: every replica makes steps on variables of its own, and now and then they are joined."""
+"""What happens at `sync=cn.LocalSGD(8)`: replicas take steps on variables of their own, then are joined."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.homes import Residence
-from colonnade.run.variables.saved_state import Item, State, bases, named
+from colonnade.run.variables.homes import Homes
+from colonnade.run.variables.saved_state import Item, SavedState, bases, named
 
 SEEN = "seen"  # in a checkpoint: what each replica has seen since the last join
 
@@ -48,10 +48,10 @@ class Local(GraphEngine):
         if len(self.devices) > 1:
             yield from refusals(traces[0])
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         """Every replica has variables of its own."""
         self._join.settle(self.parameters, self.devices[0])
-        return Residence("local", self.devices, self.parameters, self.traces.slots)
+        return Homes("local", self.devices, self.parameters, self.traces.slots)
 
     def _held(self) -> Held:
         copies = [self.housed.own(i, self.parameters) for i in range(len(self.devices))]
@@ -228,7 +228,7 @@ class Local(GraphEngine):
         self.housed.restore_states(only=assigned)
         self._join.refresh(assigned)
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`): every replica's own variables too."""
         self.leave()
         kept = super().state()
@@ -237,7 +237,9 @@ class Local(GraphEngine):
         joins = {f"join/{name}": Item(v, v, starts.get(v.ref())) for name, v in named(kept_by_joins).items()}
         joins["skips"] = Item(self._skips, self._skips)
         seen = tuple(tf.Variable(amount, trainable=False) for amount in tf.unstack(self._seen))
-        return State(kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost)
+        return SavedState(
+            kept.common | joins, {**kept.own, **self._copies(), SEEN: seen}, kept.random, kept.lost
+        )
 
     def _copies(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, what each replica has for itself and is not random."""

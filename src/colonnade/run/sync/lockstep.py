@@ -1,4 +1,4 @@
-"""Training in lockstep: every step, all replicas compute, and the model moves once."""
+"""`cn.Synchronous`, the default: at every step all replicas compute, gradients are averaged, one update."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.run.batch.shares import Even, Measured, Shares
+from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, divisor, slice_specs
 from colonnade.run.engine.graph_engine import GraphEngine
@@ -21,11 +21,11 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.sync.workers import Replicas, Workers
-from colonnade.run.variables.homes import MODES, Residence, mean_of_first
-from colonnade.run.variables.saved_state import State
+from colonnade.run.variables.homes import MODES, Homes, mean_of_first
+from colonnade.run.variables.saved_state import SavedState
 
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
-SHARES: dict[str, Callable[[int], Shares]] = {"even": Even, "measured": Measured}
+SHARES: dict[str, Callable[[int], Shares]] = {"even": EvenShares, "measured": MeasuredShares}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Lockstep(GraphEngine):
         self.shares.reconsider()
         return batch.key(), self.cut(batch)
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         return self.workers.house()
 
     def bind(self) -> None:
@@ -194,7 +194,7 @@ class Lockstep(GraphEngine):
         with tf.control_dependencies(self.housed.restore_states()):
             return tf.constant(1)
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         state = super().state()
         if not self.shares.timed:
             return state

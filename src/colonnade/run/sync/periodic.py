@@ -1,4 +1,4 @@
-"""Ways of training in which replicas go on their own and are joined every so many steps."""
+"""`cn.LocalSGD`, `cn.DiLoCo` and `cn.Elastic`, values of `sync=`: their arguments and checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who computes a synchronous step: replicas, each with a slice of the batch.
+"""Replicas of a synchronous step: each computes a slice; their gradients are added up, their copies updated.
 
 Rows of a pipeline are the other kind of workers (see `pipeline.rows`); `Lockstep` takes either.
 """
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import with_stand_ins
+from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
@@ -19,8 +19,8 @@ from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, t
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
-from colonnade.run.trace.sync_cut import problems, together
-from colonnade.run.variables.homes import Residence, owners_of
+from colonnade.run.trace.sync_cut import call_with_sums, problems
+from colonnade.run.variables.homes import Homes, owners_of
 
 
 class Workers(Protocol):
@@ -42,14 +42,14 @@ class Workers(Protocol):
     def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
         """The memory that each device needs for such a batch, told from the traces of its slices."""
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         """A home for parameters and slots."""
 
-    def bind(self, housed: Residence) -> None:
+    def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
 
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
     ) -> tuple[list[Share], list[Any]]:
         """What every worker adds to the step, and what to wait for until all have computed."""
 
@@ -59,7 +59,7 @@ class Workers(Protocol):
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         """A compiled update that adds up the gradients of all workers by itself, if that is worth it."""
 
-    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
         """Ops that update every copy of the variables."""
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
@@ -93,14 +93,14 @@ class Replicas:
 
     def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
         which = counts.index(max(counts))
-        part = slices(with_stand_ins(batch), counts)[which]
+        part = slices(with_zeros(batch), counts)[which]
         mode, by = self._settings.mode, self._settings.dealt
         optimizer, devices = self._traces.optimizer, self._devices
         return of_replicas(traces[which], optimizer, part, devices, mode, len(counts), by)
 
-    def house(self) -> Residence:
+    def house(self) -> Homes:
         mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
-        housed = Residence(mode, self._devices, parameters, slots)
+        housed = Homes(mode, self._devices, parameters, slots)
         if mode == "partitioned":
             places = owners_of(parameters, self._devices, self._settings.dealt)
             update = self._traces.update(self._traces.specs)
@@ -108,14 +108,14 @@ class Replicas:
             housed.deal({slot.ref(): 0 for slot in slots} | self._owners, self.every_device)
         return housed
 
-    def bind(self, housed: Residence) -> None:
+    def bind(self, housed: Homes) -> None:
         for objective in self._traces.objectives:
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
                 housed.make_stand_ins(i, objective.captures)
 
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Residence, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
     ) -> tuple[list[Share], list[Any]]:
         parts = slices(batch, counts)
         traces = [self.trace(part, i, len(counts)) for i, part in enumerate(parts)]
@@ -124,7 +124,7 @@ class Replicas:
             for i, traced in enumerate(traces)
         ]
         given = [part.components() for part in parts]
-        results = together(traces, self._devices[: len(counts)], given, bindings, order)
+        results = call_with_sums(traces, self._devices[: len(counts)], given, bindings, order)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
@@ -150,7 +150,7 @@ class Replicas:
         alike = len({self._traces.update(row) for row in rows}) == 1
         return update if alike and (update := self._placed_update(rows[0])).compiles else None
 
-    def updated(self, gradients: list[Any], housed: Residence, num_active: int, order: Order) -> list[Any]:
+    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
         update = self._placed_update(gradients)
         copies = self._spread(gradients, num_active, order)
         return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
@@ -162,7 +162,7 @@ class Replicas:
         full = order if len(self._devices) == num_active else star(len(self._devices))
         return spread(gradients, self._devices, full)
 
-    def _updated(self, update: Update, gradients: list[Any], home: int, housed: Residence) -> Any:
+    def _updated(self, update: Update, gradients: list[Any], home: int, housed: Homes) -> Any:
         """Update one copy of the variables."""
         bindings, mode = housed.update_bindings(home, update.captures), self._settings.mode
         undivided = mode == "shared" or (mode == "partitioned" and len(set(self.every_device)) == 1)

@@ -1,4 +1,4 @@
-"""What a traced graph does with the things it captured, read from its GraphDef."""
+"""What a traced function captured (variables, tables, constants), and whether it reads or writes it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -45,12 +45,12 @@ def captures(concrete: Any) -> tuple[Capture, ...]:
     graph = concrete.graph.as_graph_def()
     functions = {function.signature.name: _Function(function) for function in graph.library.function}
     consumers = _consumers(graph.node)
-    found = []
+    captured = []
     for tensor, placeholder in zip(tensors, inputs, strict=True):
         uses = set(_users(consumers, placeholder.op.name, functions))
         types, looped = frozenset(op for op, _ in uses), any(inside for _, inside in uses)
-        found.append(Capture(tensor, by_handle.get(id(tensor)), types, looped))
-    return tuple(found)
+        captured.append(Capture(tensor, by_handle.get(id(tensor)), types, looped))
+    return tuple(captured)
 
 
 def nodes(graph: Any) -> Iterator[Any]:
@@ -62,13 +62,13 @@ def nodes(graph: Any) -> Iterator[Any]:
 
 def ancestors(op: Any) -> list[Any]:
     """An op, and all whose results it uses, directly or not."""
-    found, waiting = {}, [op]
+    ops, waiting = {}, [op]
     while waiting:
         current = waiting.pop()
-        if current.name not in found:
-            found[current.name] = current
+        if current.name not in ops:
+            ops[current.name] = current
             waiting.extend(tensor.op for tensor in current.inputs)
-    return list(found.values())
+    return list(ops.values())
 
 
 # By the name of a node: who takes an output of it, as which input, and which output.
@@ -84,13 +84,13 @@ class _Function:
 
 
 def _consumers(body: Iterable[Any]) -> Consumers:
-    found: Consumers = defaultdict(list)
+    consumers: Consumers = defaultdict(list)
     for node in body:
         for position, name in enumerate(node.input):
             # An input is `x`, `x:0`, or inside a function `x:output:0`.
             source, *output = name.split(":")
-            found[source].append((node, position, output[-1] if output else "0"))
-    return found
+            consumers[source].append((node, position, output[-1] if output else "0"))
+    return consumers
 
 
 def _users(

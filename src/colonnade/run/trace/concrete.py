@@ -1,4 +1,4 @@
-"""How Colonnade traces functions of its own: without AutoGraph, and without looking for garbage."""
+"""Traces functions of Colonnade's own: without AutoGraph, and without garbage collection meanwhile."""
 
 import gc
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A traced function that is called from eager code, by several threads, at the least cost."""
+"""Calls a traced function from eager code and several threads, faster than a tf.function does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,13 +30,13 @@ class Call:
         self._types = [output.dtype for output in self._concrete.outputs]
         self._device = device
         others = variables or {}
-        found = captures(self._concrete)
-        self.used = {capture.variable.ref() for capture in found if capture.variable is not None}
+        captured = captures(self._concrete)
+        self.used = {capture.variable.ref() for capture in captured if capture.variable is not None}
         self._captured = [
             others[capture.variable.ref()].handle
             if capture.variable is not None and capture.variable.ref() in others
             else capture.tensor
-            for capture in found
+            for capture in captured
         ]
 
     def __call__(self, *tensors: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""How a traced function asks for sums over the replicas.
+"""The tf.distribute.ReplicaContext while tracing: marks where synchronised batch norm wants sums.
 
 Keras's synchronised batch normalisation asks the replica context that it finds for an `all_reduce`.
 While a function is traced it finds this one, which marks the place in the graph: an op that hands its
@@ -12,14 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
-from colonnade.run.trace.stage_marks import Crossings
+from colonnade.run.trace.stage_marks import StageMarks
 
 # The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
 # that only the name tells of the marks in it.
 MARK = "colonnade_sum_over_replicas"
 
 
-class Exchange(tf.distribute.ReplicaContext):
+class TracingContext(tf.distribute.ReplicaContext):
     """The replica context around a function that is being traced.
 
     It belongs to the default strategy, so that nothing but `all_reduce` differs from no context.
@@ -29,7 +29,7 @@ class Exchange(tf.distribute.ReplicaContext):
     def __init__(self, mistakes: list[ColonnadeError]) -> None:
         super().__init__(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
         self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
-        self.crossings = Crossings()  # from stage to stage of a pipeline
+        self.stage_marks = StageMarks()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
 
     def around_gradient(self) -> AbstractContextManager[Any]:

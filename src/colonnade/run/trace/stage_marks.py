@@ -1,4 +1,4 @@
-"""Where a traced function passes from one stage of a pipeline to another.
+"""Marks in a trace where a value passes from one stage of a pipeline to the next, and its gradient back.
 
 A training step has twice as many legs as stages: forward through stage 0, 1, ..., then backward through
 ..., 1, 0. While a function is traced, a value that enters another stage is marked by an op that hands it on,
@@ -19,7 +19,7 @@ class Mark(NamedTuple):
     target: int
 
 
-class Crossings:
+class StageMarks:
     """The marks that are made while a function is traced."""
 
     def __init__(self) -> None:

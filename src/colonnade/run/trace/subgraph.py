@@ -1,4 +1,4 @@
-"""A traced graph cut into parts, each of which is a function of its own.
+"""Cuts some nodes out of a traced graph and makes a function of them.
 
 Whoever cuts says which nodes belong to a part; the tensors that go in and come out follow from that.
 """
@@ -18,7 +18,7 @@ INPUT = "colonnade_input"
 
 
 @dataclass(frozen=True)
-class Part:
+class Subgraph:
     """A function made of some nodes of a trace."""
 
     function: Any
@@ -27,7 +27,7 @@ class Part:
     stamped: bool = False  # its first two outputs are the times of its start and its end
 
 
-class Cutting:
+class CuttableGraph:
     """The graph of a trace, ready to be cut."""
 
     def __init__(self, traced: Traced) -> None:
@@ -59,7 +59,7 @@ class Cutting:
         *,
         stamped: bool = False,
         on_card: bool = False,
-    ) -> Part:
+    ) -> Subgraph:
         """Some nodes as a function; `stamped` adds when it started and ended to what it returns."""
         wanted = sorted(outputs)
         definition = self._extract(members)
@@ -69,19 +69,19 @@ class Cutting:
             if stamped:
                 start, tensors = _started(tensors, on_card)
             given = dict(zip(inputs, tensors, strict=True))
-            found = tf.graph_util.import_graph_def(
+            results = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
             )
             if stamped:
-                return [start, _ended(found, on_card), *found]
+                return [start, _ended(results, on_card), *results]
             # A call without outputs could not be waited for.
-            return found or [tf.constant(0)]
+            return results or [tf.constant(0)]
 
         known = [self.tensor(name) for name in inputs]
         specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{INPUT}_{i}") for i, t in enumerate(known)]
         with tf.init_scope():
             function = concrete(part, *specs)
-        return Part(function, tuple(inputs), tuple(wanted), stamped)
+        return Subgraph(function, tuple(inputs), tuple(wanted), stamped)
 
     def _extract(self, members: set[str]) -> Any:
         part = tf.compat.v1.GraphDef(versions=self._definition.versions, library=self._definition.library)
@@ -115,10 +115,10 @@ def _started(tensors: tuple[Any, ...], on_card: bool) -> tuple[Any, tuple[Any, .
         return start, tuple(t if t.dtype == tf.resource else tf.identity(t) for t in tensors)
 
 
-def _ended(found: Sequence[Any], on_card: bool) -> Any:
-    with tf.control_dependencies(found):
+def _ended(results: Sequence[Any], on_card: bool) -> Any:
+    with tf.control_dependencies(results):
         # A whole number says nothing of a card: TensorFlow keeps some of them in the memory of the host.
-        floats = [t for t in found if t.dtype.is_floating]
+        floats = [t for t in results if t.dtype.is_floating]
         if not on_card or not floats:
             return _now(on_card)
         # A card takes its work in order and TensorFlow does not wait for it; a number that is cut out

@@ -1,4 +1,4 @@
-"""A trace cut where replicas exchange sums, as synchronised batch normalisation does.
+"""Cuts a trace where replicas exchange sums, as synchronised batch normalisation does.
 
 The marks in a trace (see `replica_context`) stand for sums over the replicas. A mark that needs no other one
 is of level 0, one that needs marks of level k is of level k + 1. What needs marks up to level k - 1 is
@@ -24,11 +24,11 @@ from colonnade.run.move.reduce import Order, reduce, spread
 from colonnade.run.trace.captures import READS, nodes
 from colonnade.run.trace.keras_owner import layer_of
 from colonnade.run.trace.replica_context import MARK
-from colonnade.run.trace.subgraph import Cutting, node_of, tensor_of
+from colonnade.run.trace.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.trace.traced import Traced, scope
 
 
-def together(
+def call_with_sums(
     traces: Sequence[Traced],
     devices: Sequence[str],
     components: Sequence[Sequence[Any]],
@@ -63,7 +63,7 @@ def together(
 
 def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     """What is in the way of sums over replicas that run these traces."""
-    if any(traced.crossings.pipelines for traced in traces):
+    if any(traced.stage_marks.pipelines for traced in traces):
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("loss", "a function", rule, "Pass it: cn.Trainer(loss, optimizer, devices=pipeline)")
         return
@@ -81,14 +81,14 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
         rule += "Keras does not synchronise, or is called in a tf.function that was traced before"
         yield Problem("layer", name, rule, fix)
     levels = [_cut(traced).marks for traced in traces if traced.marks or traces[0].marks]
-    if any(found != levels[0] for found in levels):
+    if any(marks != levels[0] for marks in levels):
         rule = "asks for other sums over the replicas for slices of another size"
-        yield Problem("loss", [len(found) for found in levels], rule, "Take batches that split evenly")
+        yield Problem("loss", [len(marks) for marks in levels], rule, "Take batches that split evenly")
 
 
 def refusals(traced: Traced) -> Iterator[Problem]:
     """What is in the way of replicas that run this trace without a word to each other."""
-    if traced.crossings.pipelines:
+    if traced.stage_marks.pipelines:
         rule = "calls a pipeline, which has devices of its own"
         yield Problem("function", "a function", rule, "Call the pipeline by itself")
     yield from _remembering(traced)
@@ -117,36 +117,36 @@ class _Cut:
     """The segments of a trace."""
 
     def __init__(self, traced: Traced) -> None:
-        self._cutting = Cutting(traced)
+        self._graph = CuttableGraph(traced)
         self._level = self._levels(traced.marks)
         self.marks = [self._level[mark] for mark in traced.marks]  # their levels
         self.depth = max(self._level.values()) + 1
         # By level: the names of sums in the trace, and what is to be summed.
         self.sums: dict[int, dict[str, str]] = defaultdict(dict)
         for mark, level in zip(traced.marks, self.marks, strict=True):
-            self.sums[level][f"{mark}:0"] = tensor_of(self._cutting.nodes[mark].input[0])
+            self.sums[level][f"{mark}:0"] = tensor_of(self._graph.nodes[mark].input[0])
         members = {level: self._members(level, set(traced.marks)) for level in range(self.depth)}
-        inputs = {level: self._cutting.inputs(names) for level, names in members.items()}
+        inputs = {level: self._graph.inputs(names) for level, names in members.items()}
         wanted = {tensor.name for tensor in traced.concrete.outputs}
         wanted.update(*(sums.values() for sums in self.sums.values()), *inputs.values())
         self.segments = {
-            level: self._cutting.part(names, inputs[level], self._outputs(level, names, wanted))
+            level: self._graph.part(names, inputs[level], self._outputs(level, names, wanted))
             for level, names in members.items()
             if names
         }
 
     def _levels(self, marks: Sequence[str]) -> dict[str, int]:
         """The segment of every node. Control inputs count, so that effects keep their order."""
-        sources = self._cutting.sources
-        found: dict[str, int] = {}
+        sources = self._graph.sources
+        level_of: dict[str, int] = {}
         # Not in the order of the GraphDef: the gradient of a loop gives the loop inputs that come later.
         for name in TopologicalSorter(sources).static_order():
-            found[name] = max((found[s] + (s in marks) for s in sources[name]), default=0)
-        return found
+            level_of[name] = max((level_of[s] + (s in marks) for s in sources[name]), default=0)
+        return level_of
 
     def _members(self, level: int, marks: set[str]) -> set[str]:
-        outside = marks | self._cutting.given
-        return self._cutting.with_constants(
+        outside = marks | self._graph.given
+        return self._graph.with_constants(
             {name for name, at in self._level.items() if at == level and name not in outside}
         )
 
@@ -155,7 +155,7 @@ class _Cut:
 
     def tensor(self, name: str) -> Any:
         """A tensor of the trace."""
-        return self._cutting.tensor(name)
+        return self._graph.tensor(name)
 
 
 class _Replica:
@@ -266,8 +266,8 @@ def _reached(sources: set[str], traced: Traced) -> set[str]:
         return node
 
     inputs = {name: [origin(i) for i in node.input if i[0] != "^"] for name, node in nodes.items()}
-    found = set(sources)
+    reached = set(sources)
     for name in TopologicalSorter(inputs).static_order():
-        if name not in traced.marks and not found.isdisjoint(inputs[name]):
-            found.add(name)
-    return found
+        if name not in traced.marks and not reached.isdisjoint(inputs[name]):
+            reached.add(name)
+    return reached

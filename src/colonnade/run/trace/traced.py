@@ -1,4 +1,4 @@
-"""Trace a function once; call the trace on any device, with shared or other variables.
+"""Traces a user's function once; calls the trace on any device, with shared or other variables.
 
 The captures of a trace are the handles of the variables that it uses. So the one concrete function
 that came from the user's code serves every device; and where a device has variables of its own, it is
@@ -23,7 +23,7 @@ from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.trace.captures import Capture, captures, nodes
 from colonnade.run.trace.concrete import unconverted, undisturbed
-from colonnade.run.trace.replica_context import Exchange
+from colonnade.run.trace.replica_context import TracingContext
 
 # Ops whose effect a person sees: a print, a summary, a failed assertion.
 SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
@@ -103,7 +103,7 @@ class Traced:
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, voice: "Voice | None" = None) -> None:
         outputs: list[Any] = []
         self._mistakes: list[ColonnadeError] = []
-        self._exchange = Exchange(self._mistakes)
+        self._context = TracingContext(self._mistakes)
         flat = self._flat(fn, arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         with undisturbed(), voice.speaking() if voice else nullcontext():
@@ -121,9 +121,9 @@ class Traced:
         self.outputs = list(self.concrete.outputs)
         self.captures = captures(self.concrete)
         # The ops that stand for sums over the replicas.
-        self.marks = self._exchange.marks(self.concrete.graph)
+        self.marks = self._context.marks(self.concrete.graph)
         # Those at which a value goes on to another stage of a pipeline.
-        self.crossings = self._exchange.crossings
+        self.stage_marks = self._context.stage_marks
         self._refuse_iterators(fn)
         if voice:
             voice.refuse_others_numbers(self.concrete.graph.as_graph_def(), f"the function {_name(fn)}")
@@ -159,7 +159,7 @@ class Traced:
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         """What to call the function with, what to be in meanwhile, and what to make of its result."""
         args, kwargs = arguments.unpack(components)
-        return args, kwargs, self._exchange, self._ours(lambda result: result)
+        return args, kwargs, self._context, self._ours(lambda result: result)
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -268,11 +268,11 @@ class Traced:
                 pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if _has_gradient(y)]
                 targets, output_gradients = zip(*pairs, strict=True) if pairs else ((), ())
                 with tf.device(device), tf.name_scope(f"{name}_grad"):
-                    found = tape.gradient(
+                    gradients = tape.gradient(
                         list(targets), [*sources, *variables], output_gradients=list(output_gradients)
                     )
-                of_inputs = iter(found[: len(sources)])
-                return [next(of_inputs) if watched else None for watched in smooth], found[len(sources) :]
+                of_inputs = iter(gradients[: len(sources)])
+                return [next(of_inputs) if watched else None for watched in smooth], gradients[len(sources) :]
 
             return results, gradient
 

@@ -1,4 +1,4 @@
-"""Large updates, compiled: one pass over the memory, in place of one for every op of an optimizer.
+"""Compiles large optimizer updates by XLA: one pass over the memory in place of one for every op.
 
 An optimizer is a dozen ops for every parameter, each of which reads and writes as many numbers as the
 parameter has. XLA makes one loop of them, and of the sum over the replicas too. What it compiles is the
@@ -45,19 +45,19 @@ def fast(fn: Callable[..., Any], *specs: Any) -> Any:
     return compiled(lambda *args: plain(*args), *specs) if worth_compiling(plain, captures(plain)) else plain
 
 
-def worth_compiling(update: Any, found: Sequence[Capture]) -> bool:
+def worth_compiling(update: Any, captured: Sequence[Capture]) -> bool:
     """Whether an update, given as a concrete function, is large, plain arithmetic, and on one CPU device.
 
     Sparse gradients are not plain: each number of rows would be compiled anew. Nor are halves of floats, of
     which XLA may keep more bits than TensorFlow does.
     """
-    variables = [capture.variable for capture in found if capture.variable is not None]
+    variables = [capture.variable for capture in captured if capture.variable is not None]
     places = {variable.device for variable in variables}
     if not all(variable.shape.is_fully_defined() for variable in variables):
         return False
     return (
         sum(variable.shape.num_elements() for variable in variables) >= LARGE
-        and len(variables) == len(found)
+        and len(variables) == len(captured)
         and not any(tensor.dtype in HALVES for op in update.graph.get_operations() for tensor in op.outputs)
         and len(places) == 1
         and "CPU" in places.pop()

@@ -1,4 +1,4 @@
-"""Whether the loss of a batch is the mean of its slices' losses, on which `cn.fit` rests.
+"""Checks that the loss of a batch is the mean of its slices' losses, on which `cn.fit` rests.
 
 That is a property of what a model's loss gives, and not of its name. So it is looked at before anything is
 trained: one batch is cut into slices, and the loss of the whole, for the predictions that the slices gave,

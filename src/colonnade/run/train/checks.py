@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a trainer and of its fit: all of it, to be told at once."""
+"""Checks the arguments of `cn.Trainer` and of its fit: all that is wrong is said at once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""For Keras users: `cn.fit(model, ...)` in place of `model.fit(...)`.
+"""`cn.fit(model, ...)` in place of `model.fit(...)`, for a compiled Keras model.
 
 Keras keeps everything around the step: epochs, shuffling, callbacks, validation, history. Only the
 step itself, which Keras asks `model.train_function` for, is Colonnade's.
@@ -16,7 +16,7 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.protocols import Outcome, Settings, Sync, home, sync_problems
-from colonnade.run.model.metrics import Deferred
+from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.sync.lockstep import Synchronous
@@ -94,7 +94,7 @@ class _Step:
         self._num_devices = len(devices)
         self._masked: list[str] = []  # outputs with a mask
         # What the loss does to metrics; Keras has built them all by the first step.
-        self._deferred = Deferred([])
+        self._deferred = DeferredMetrics([])
         settings = Settings(
             self._loss,
             model.optimizer,
@@ -124,7 +124,7 @@ class _Step:
     def _loss(self, x: Any, y: Any, weight: Any) -> tuple[Any, dict[str, Any], Any]:
         prediction = self._predict(x, True)
         self._note_masks(prediction)
-        self._deferred = Deferred(all_metrics(self._model))
+        self._deferred = DeferredMetrics(all_metrics(self._model))
         with self._deferred as noted:
             loss = self._total(x, y, prediction, weight, True)
         return loss, {}, (prediction, noted.values, self._count(x, y, weight))
@@ -175,7 +175,7 @@ class _Step:
         return getattr(self._model.compute_loss, "__func__", None) is not keras.Model.compute_loss
 
     def _quiet_total(self, *arguments: Any) -> Any:
-        with Deferred(all_metrics(self._model)):
+        with DeferredMetrics(all_metrics(self._model)):
             return self._total(*arguments)
 
     def _parts(self) -> tuple[Any, dict[str, Any]]:

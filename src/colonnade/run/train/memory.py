@@ -1,4 +1,4 @@
-"""How much memory a training would take, told before it runs."""
+"""`cn.memory`: how much memory a training would take on each device, before it runs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Seeing a training: a bar in a terminal, lines elsewhere, TensorBoard summaries and metrics.jsonl."""
+"""Prints log lines and the progress bar of a fit; writes TensorBoard summaries and metrics.jsonl."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Signals during a fit: they end it between two steps, so that a step is never cut in two."""
+"""Ctrl-C and SIGTERM during a fit: they end it between two steps, never within one."""
 
 import contextlib
 import shlex

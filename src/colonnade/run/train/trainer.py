@@ -1,4 +1,4 @@
-"""The trainer: a loss function written for one device, trained on all of them."""
+"""`cn.Trainer`: a loss function written for one device, trained on all of them."""
 
 import inspect
 from collections import Counter

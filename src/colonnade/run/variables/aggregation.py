@@ -1,4 +1,4 @@
-"""Variables that the function itself changes: a copy for each replica, and how the copies become one value.
+"""Variables that the loss function itself changes (moving averages): a copy per replica, made one value.
 
 TensorFlow and Keras have the word for it, `aggregation=` of a variable:
 
@@ -26,7 +26,7 @@ Mean = Callable[[Sequence[tf.Variable]], Any]
 
 
 @dataclass(frozen=True)
-class State:
+class ReplicatedState:
     """A variable that the function changes, with a copy for each replica."""
 
     original: tf.Variable

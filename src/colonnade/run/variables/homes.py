@@ -1,4 +1,4 @@
-"""Where the variables of a training live, and which of them each replica reads and writes.
+"""Where variables live: one shared copy, a mirrored copy on every device, or partitioned over them.
 
     shared        one copy of the parameters; every replica reads it
     mirrored      a copy on every device, all updated alike
@@ -18,7 +18,13 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import Capture
-from colonnade.run.variables.aggregation import Mean, State, another_stream, is_random_state, rule_of
+from colonnade.run.variables.aggregation import (
+    Mean,
+    ReplicatedState,
+    another_stream,
+    is_random_state,
+    rule_of,
+)
 from colonnade.run.variables.parts import home_of
 
 MODES = ("shared", "mirrored", "partitioned")
@@ -26,7 +32,7 @@ MODES = ("shared", "mirrored", "partitioned")
 Bindings = dict[Any, Any]  # the handle to use, by the ref() of the variable that was captured
 
 
-class Residence:
+class Homes:
     """The copies of variables that a mode needs, and the bindings of each replica."""
 
     def __init__(
@@ -39,7 +45,7 @@ class Residence:
         self.mode, self.devices = mode, tuple(devices)
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
-        self.states: dict[Any, State] = {}
+        self.states: dict[Any, ReplicatedState] = {}
         self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
@@ -67,17 +73,17 @@ class Residence:
 
     def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """The handles with which a replica's function is called."""
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             variable = capture.variable
             if variable is None:
                 continue
             own = self._written(replica, capture)
             if own is not None:
-                found[variable.ref()] = own.handle
+                bindings[variable.ref()] = own.handle
             else:
-                found[variable.ref()] = self._read(replica, variable)
-        return found
+                bindings[variable.ref()] = self._read(replica, variable)
+        return bindings
 
     def bindings_after(self, calls: Sequence[Any], captures: Iterable[Capture]) -> Bindings:
         """Those of replica 0 for what is called after the function: it reads what the function assigned.
@@ -85,11 +91,11 @@ class Residence:
         The handles themselves wait, because the control inputs of a call may be lost where it is on
         another device than what it waits for.
         """
-        found = self.bindings(0, captures)
-        for ref in self.assigned.keys() & found.keys():
+        bindings = self.bindings(0, captures)
+        for ref in self.assigned.keys() & bindings.keys():
             with tf.device(self.states[ref].copies[0].device), tf.control_dependencies(calls):
-                found[ref] = tf.identity(found[ref])
-        return found
+                bindings[ref] = tf.identity(bindings[ref])
+        return bindings
 
     def update_bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """The handles with which the update is called on a device."""
@@ -111,7 +117,7 @@ class Residence:
         A loop that reads from another device waits for it at every turn. On the CPU a stand-in takes
         the buffer and not a copy of it, until the update writes a new one.
         """
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             if capture.variable is None or capture.written:
                 continue
@@ -119,8 +125,8 @@ class Residence:
             own = self._stand_ins[replica].get(source.ref())
             if own is not None:
                 own.assign(source.read_value())
-                found[capture.variable.ref()] = own.handle
-        return found
+                bindings[capture.variable.ref()] = own.handle
+        return bindings
 
     def _read(self, replica: int, variable: tf.Variable) -> Any:
         """A handle of the replica's own.
@@ -152,7 +158,7 @@ class Residence:
             self.states[ref] = self._state(capture)
         return self.states[ref].copies[replica] if ref in self.states else None
 
-    def _state(self, capture: Capture) -> State:
+    def _state(self, capture: Capture) -> ReplicatedState:
         variable = capture.variable
         copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
         random, summed = is_random_state(capture), len(copies) > 1 and rule_of(variable) == "sum"
@@ -160,7 +166,7 @@ class Residence:
             for replica, copy in enumerate(copies):
                 copy.assign(another_stream(variable, replica))
         base = copy_of(variable, copies[0].device) if summed and not random else None
-        return State(variable, copies, random, variable.ref() in self.assigned, base)
+        return ReplicatedState(variable, copies, random, variable.ref() in self.assigned, base)
 
     def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
         """Where the replicas' copies of what the function changes are."""
@@ -209,7 +215,7 @@ class Residence:
         known = self._trained | self.states.keys()
         return [ref.deref() for ref in self._aliases[0] if ref not in known]
 
-    def homes(self) -> dict[str, str]:
+    def where(self) -> dict[str, str]:
         """The device of every parameter and slot: the owner's copy where they are partitioned."""
         owned = self._copies[0] if self.mode == "partitioned" else {}
         variables = [*self.parameters, *self.slots]

@@ -1,4 +1,4 @@
-"""Where a part belongs in the variable that it is a part of, so that a checkpoint saves parts as one.
+"""Where a part lies in its whole variable, so that a checkpoint saves the parts as one tensor.
 
 TensorFlow's checkpoint format knows slices of a tensor: what was written in four of them is read in three.
 """

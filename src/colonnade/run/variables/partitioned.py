@@ -1,4 +1,4 @@
-"""Variables that are dealt over the devices, each with its optimizer state."""
+"""`cn.Partitioned`: variables dealt over the devices, each with its optimizer state (ZeRO)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A tensor, or a variable, in consecutive parts on several devices: many pieces, one thing."""
+"""A tensor, or a variable, in consecutive parts on several devices, for layers split by width."""
 
 from collections.abc import Sequence
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a training: every variable that a later step reads, each under its own name.
+"""Which variables of a training a checkpoint holds, each under its name; `checkpoint` writes them.
 
 An engine that can be saved offers four things (`Resumable`); `Lockstep` is one, and others may follow:
 `prepare` makes all variables, `state` tells where their values are, `resume` is called when the values
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
 from colonnade.run.variables.aggregation import another_stream
-from colonnade.run.variables.homes import Residence
+from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.part_offset import BAR, PART, mark_slots, slice_of
 
 REPLICAS = "replicas/"
@@ -31,7 +31,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """What a checkpoint keeps of an engine.
 
     Names are those of the tensors in a checkpoint. What is in `common` must be found there with the same
@@ -46,10 +46,10 @@ class State:
 
     def variables(self) -> dict[str, tf.Variable]:
         """The variables to read, by the names of the tensors in a checkpoint."""
-        found = {name: item.current for name, item in self.common.items()}
+        variables = {name: item.current for name, item in self.common.items()}
         for name, copies in self.own.items():
-            found |= {f"{REPLICAS}{i}/{name}": copy for i, copy in enumerate(copies)}
-        return found
+            variables |= {f"{REPLICAS}{i}/{name}": copy for i, copy in enumerate(copies)}
+        return variables
 
     def snapshot(self) -> dict[str, Any]:
         """All values as they are now; later steps do not change them.
@@ -78,14 +78,14 @@ class Resumable(Protocol):
     def prepare(self, batch: Arguments) -> Any:
         """Make every variable that a step on such a batch needs."""
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """What to keep; called between steps, and only when everything is prepared."""
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: the originals of `common` have their saved values.
 
         Args:
-            own: by the names of `State.own`, the saved values of each replica; fewer or more of them
+            own: by the names of `SavedState.own`, the saved values of each replica; fewer or more of them
                 than there are replicas now if the number of devices is another, none if the mode is.
         """
 
@@ -93,30 +93,30 @@ class Resumable(Protocol):
         """The first step from `step` on after which the replicas agree, so that it can be saved."""
 
 
-def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = ()) -> State:
-    """The state of an engine whose variables all live in a residence.
+def state_of(homes: Homes, updates: tf.Variable, lost: Sequence[str] = ()) -> SavedState:
+    """The state of an engine whose variables all live in its homes.
 
     Args:
-        residence: where they live.
+        homes: where they live.
         updates: the engine's count of updates.
         lost: what cannot be kept, in words.
     """
-    mark_slots(residence.parameters, residence.slots)
+    mark_slots(homes.parameters, homes.slots)
     groups = {
-        "parameters": residence.parameters,
-        "optimizer": residence.slots,
-        "states": [state.original for state in residence.states.values() if not state.trained],
-        "constants": residence.constants(),
+        "parameters": homes.parameters,
+        "optimizer": homes.slots,
+        "states": [state.original for state in homes.states.values() if not state.trained],
+        "constants": homes.constants(),
     }
     common = {
-        f"{group}/{name}": Item(variable, residence.current(variable))
+        f"{group}/{name}": Item(variable, homes.current(variable))
         for group, variables in groups.items()
         for name, variable in named(variables).items()
     }
     common["updates"] = Item(updates, updates)
     # Averaged states are the same on every replica after every step.
-    states = {name: state for name, state in _states(residence).items() if not state.averaged}
-    return State(
+    states = {name: state for name, state in _states(homes).items() if not state.averaged}
+    return SavedState(
         common,
         {name: state.copies for name, state in states.items()},
         frozenset(name for name, state in states.items() if state.random),
@@ -124,13 +124,13 @@ def state_of(residence: Residence, updates: tf.Variable, lost: Sequence[str] = (
     )
 
 
-def resume(residence: Residence, own: Mapping[str, Sequence[Any]]) -> None:
+def resume(homes: Homes, own: Mapping[str, Sequence[Any]]) -> None:
     """Give all copies the values of the originals, and replicas what is their own.
 
     A replica that the saved step did not have draws a stream of random numbers of its own.
     """
-    residence.enter()
-    for name, state in _states(residence).items():
+    homes.enter()
+    for name, state in _states(homes).items():
         saved = own.get(name, ())
         if state.averaged or not (state.random or len(saved) == len(state.copies)):
             continue
@@ -138,17 +138,17 @@ def resume(residence: Residence, own: Mapping[str, Sequence[Any]]) -> None:
             copy.assign(saved[i] if i < len(saved) else another_stream(state.original, i))
 
 
-def bases(residence: Residence) -> dict[str, tuple[tf.Variable, ...]]:
+def bases(homes: Homes) -> dict[str, tuple[tf.Variable, ...]]:
     """By name, for each replica, the value to which it adds its part of a sum (see `aggregation`).
 
     For engines whose replicas have different values of it when they are saved.
     """
-    sums = {name: state for name, state in _states(residence).items() if state.base is not None}
+    sums = {name: state for name, state in _states(homes).items() if state.base is not None}
     return {f"bases/{name}": (state.base,) * len(state.copies) for name, state in sums.items()}
 
 
-def _states(residence: Residence) -> dict[str, Any]:
-    states = list(residence.states.values())
+def _states(homes: Homes) -> dict[str, Any]:
+    states = list(homes.states.values())
     return dict(zip(named([state.original for state in states]), states, strict=True))
 
 
@@ -160,7 +160,7 @@ def named(variables: Iterable[tf.Variable]) -> dict[str, tf.Variable]:
     >>> list(named([tf.Variable(0, name="w"), tf.Variable(0, name="b"), tf.Variable(0, name="w")]))
     ['w', 'b', 'w~1']
     """
-    found: dict[str, tf.Variable] = {}
+    by_name: dict[str, tf.Variable] = {}
     counts: dict[str, int] = {}
     wholes: dict[Any, str] = {}
     for variable in variables:
@@ -170,5 +170,5 @@ def named(variables: Iterable[tf.Variable]) -> dict[str, tf.Variable]:
         if whole not in wholes:
             number = counts[name] = counts.get(name, -1) + 1
             wholes[whole] = f"{name}~{number}" if number else name
-        found[wholes[whole] + (f"{BAR}{cut.of(variable.shape)}" if cut else "")] = variable
-    return found
+        by_name[wholes[whole] + (f"{BAR}{cut.of(variable.shape)}" if cut else "")] = variable
+    return by_name

@@ -1,4 +1,4 @@
-"""Where the variables of a pipeline live: with the first stage that uses them, once in every row.
+"""Where the variables of a pipeline live: with the first stage that uses them, once per row of devices.
 
 A part of a layer that is split by width lives where the layer put it.
 """
@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import Capture
-from colonnade.run.variables.homes import Bindings, Residence, copy_of
+from colonnade.run.variables.homes import Bindings, Homes, copy_of
 from colonnade.run.variables.parts import home_of
 
 
-class Stagewise(Residence):
+class StageHomes(Homes):
     """Copies of variables on the devices of their stages; the user's own take the values after steps.
 
     Args:
@@ -54,7 +54,7 @@ class Stagewise(Residence):
         Each stage has a handle of its own, also for a variable that is tied to another: TensorFlow runs
         calls with the same handle one after the other.
         """
-        found: Bindings = {}
+        bindings: Bindings = {}
         for capture in captures:
             if capture.variable is None:
                 continue
@@ -64,8 +64,8 @@ class Stagewise(Residence):
                 source = self._copy(row, capture.variable) if written is None else written
                 with tf.init_scope(), tf.device(source.device):
                     self._handles[key] = tf.identity(source.handle)
-            found[capture.variable.ref()] = self._handles[key]
-        return found
+            bindings[capture.variable.ref()] = self._handles[key]
+        return bindings
 
     def bindings(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         return self.at_stage(replica, -1, captures)

@@ -1,4 +1,4 @@
-"""Layers split by width: the weights of a layer in consecutive parts, one on each device.
+"""`cn.width.Dense` and others: layers whose weights are in parts, one on each device.
 
     columns   x -> every device; each computes some columns of the result; gathered, or handed on
     rows      some columns of x -> each device; each computes a part of a sum; one reduction

@@ -1,4 +1,4 @@
-"""What the layers that are split by width have in common: devices, parts of weights, saving as one."""
+"""What all layers split by width share: devices, parts of weights, saving them as one."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Cross entropy and the best predictions over a vocabulary that is split over devices.
+"""Cross entropy and best predictions where the vocabulary (the last layer) is split over devices.
 
 Of the logits only one number per row and device travels: the largest, then the sum of exponentials.
 So the full logits exist on no device, forward or backward.

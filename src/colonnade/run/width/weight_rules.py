@@ -1,4 +1,4 @@
-"""Regularisers and constraints of the weights of a layer that is split by width.
+"""Regularisers and constraints on the weights of a layer that is split by width.
 
 Each part of a weight gets them by itself. So the sum of a regulariser over the parts must be that of the
 whole, and a constraint must make of a part what it makes of it in the whole; others are refused.
