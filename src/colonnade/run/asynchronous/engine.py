@@ -11,7 +11,8 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
 from colonnade.run.asynchronous.schedule_clock import paced
-from colonnade.run.asynchronous.step_record import Compute, Sliced
+from colonnade.run.asynchronous.slice_call import SliceCall, SliceReport, SliceResults
+from colonnade.run.asynchronous.step_record import Sliced
 from colonnade.run.asynchronous.stream import Race
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.protocols import Settings, Then
@@ -89,13 +90,13 @@ class Stale:
         counts = sizes(rows, len(self.devices))
         self._descent.prepare(batch, counts, self._refused, self._memory)
         # Any device may take any slice.
-        computes = {
-            (i, count): self._compute(i, count, batch)
+        calls = {
+            (i, count): self._slice_call(i, count, batch)
             for count in dict.fromkeys(counts)
             for i in range(len(self.devices))
         }
         _, dtype, metrics = self._descent.told(batch, counts)
-        return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
+        return Sliced(rows, counts, self._cut(batch, counts), calls, tuple(metrics), dtype)
 
     def _refused(self, traces: Sequence[Objective]) -> Iterator[Problem]:
         yield from split_by_width(traces[0])
@@ -155,7 +156,7 @@ class Stale:
         specs = [tf.TensorSpec(s, c.dtype) for s, c in zip(loose, batch.components(), strict=True)]
         return Call(cut, specs, self.devices[0])
 
-    def _compute(self, i: int, count: int, batch: Arguments) -> Compute:
+    def _slice_call(self, i: int, count: int, batch: Arguments) -> SliceCall:
         """What device i does with a slice of `count` rows, given the parameters that it has read."""
         spec = batch.resized(count).prefixed(tf.TensorSpec([], tf.float64))
         traced = self._descent.objective(spec, i, len(self.devices))
@@ -177,17 +178,22 @@ class Stale:
             with tf.device(device):
                 share = traced.pack(leaves)
                 scale = self._scale_of(i)
-                told, mine = self._told(i, share, count, scale)
-                gradients[:] = mine
+                report, gradients[:] = self._report(i, share, count, scale)
                 outputs = tf.nest.flatten(share.outputs, expand_composites=True)
-                return [told, *before, *scale, *components(mine), *(o for o in outputs if o is not None)]
+                return SliceResults.packed(
+                    report=report,
+                    states=before,
+                    gradient=[*scale, *components(gradients)],
+                    outputs=[output for output in outputs if output is not None],
+                )
 
         read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
         piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
         call = Call(compute, [*read, *piece], device)
         push = self._push(gradient_specs(gradients, self.parameters))
-        handed_in = len(components(gradients)) + (self._scale is not None)
-        return Compute(call, states, handed_in, traced.structure.outputs, push)
+        num_gradients = len(components(gradients)) + (self._scale is not None)
+        structure = traced.structure
+        return SliceCall(call, states, num_gradients, len(structure.metrics), structure.outputs, push)
 
     def _scale_of(self, i: int) -> list[Any]:
         """The scale that device i has read with the parameters, if the loss is scaled by one that changes."""
@@ -195,8 +201,8 @@ class Stale:
             return []
         return self._scale.on(self.devices[i], [], self._bindings(i, self._scale.captures), replica=i)
 
-    def _told(self, i: int, share: Share, count: int, scale: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
+    def _report(self, i: int, share: Share, count: int, scale: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """What a slice reports, packed, and its gradient: that of its own mean."""
         dtype = tf.float64 if share.loss.dtype == tf.float64 else tf.float32
         amount = tf.constant(count, dtype) if share.weight is None else tf.cast(share.weight, dtype)
 
@@ -213,10 +219,15 @@ class Stale:
             lambda captures: self._bindings(i, captures),
             (lambda value: value * tf.cast(scale[0], value.dtype)) if scale else None,
         )
-        metrics = [mean(value) for value in share.metrics.values()]
-        told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
-        health = [tf.cast(numbers, dtype) for numbers in (self._descent.health(share), penalty)]
-        return tf.concat([tf.stack(told), *health], axis=0), gradients
+        report = SliceReport.packed(
+            amount=amount,
+            loss=loss,
+            metrics=[mean(value) for value in share.metrics.values()],
+            own_loss=own,
+            health=[self._descent.health(share), penalty],
+            dtype=dtype,
+        )
+        return report, gradients
 
     def _push(self, specs: Sequence[Any]) -> Call:
         """Apply a gradient, then read the parameters.

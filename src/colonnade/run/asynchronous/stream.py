@@ -209,7 +209,7 @@ class Run:
             self._error = self._error or found
             return
         found.piece.tally.note(found)
-        self._latest[found.device] = found.loss
+        self._latest[found.device] = found.report.own_loss
         while self._open and self._open[0].complete:
             self._complete.append(self._open.popleft())
 

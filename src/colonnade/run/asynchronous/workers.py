@@ -65,35 +65,34 @@ class Desk:
         With `more`, the device has another slice to work on; if it may read for it at once, the second
         result is what it read.
         """
-        compute, step = piece.compute(device), piece.tally
+        call, step = piece.call(device), piece.tally
         with self._shared.at_work[device]:
             self._computed[device] = math.inf
             try:
-                results = compute.call(*parameters, *piece.tensors)
-                told = results[0].numpy()
+                results = call([*parameters, *piece.tensors])
             finally:
                 self._computed[device] = time.perf_counter()
             self._shared.worked(device)
-            healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
+            healthy = self._shared.on_nan is None or np.isfinite(results.report.watched).all()
             if not healthy:
-                compute.undo(results)
+                call.undo(results)
         if not healthy and self._shared.on_nan == "stop":
-            raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
-        age, found = None, None
+            raise self._shared.not_finite(device, step.number, results.report.watched)
+        age, read = None, None
         with self._turn:
             if healthy:
                 age = self.ledger.applied(device)
-                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
+                read = call.push(step.pace, self._tensor(age), *results.gradient)
             else:
                 self.ledger.left_out(device)
             if more and not self._line and self.ledger.may_read():
                 self.ledger.read(device)
-                found = found or self._shared.look()
+                read = read or self._shared.look()
             else:
-                found = None
+                read = None
             if self._line:
                 self._turn.notify_all()
-        return Finished(piece, device, told, age, compute.packed(results)), found
+        return Finished(piece, device, results.report, age, call.outputs_of(results)), read
 
     @property
     def computed_until(self) -> float:
