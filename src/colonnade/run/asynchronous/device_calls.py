@@ -35,7 +35,7 @@ class DeviceCalls:
         # What a device reads when it reads the parameters.
         self.shared = shared = [*descent.parameters, *scales]
         self.residence = Residence("local", devices, shared, [])
-        self.look = Call(lambda: [v.read_value() for v in shared], [], devices[0])
+        self.read_parameters = Call(lambda: [v.read_value() for v in shared], [], devices[0])
         self.pushes = Pushes(
             descent.optimizer,
             descent.slots,

@@ -11,8 +11,8 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Event
 from colonnade.run.asynchronous.device_calls import DeviceCalls
-from colonnade.run.asynchronous.step_record import Sliced
-from colonnade.run.asynchronous.stream import Race
+from colonnade.run.asynchronous.step_record import Slicing
+from colonnade.run.asynchronous.stream import AsynchronousLoop
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.protocols import Settings, Then
 from colonnade.run.engine.traces import Descent, specs
@@ -25,7 +25,7 @@ from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.saved_state import Item, State, bases, named, resume, state_of
 
 
-class Stale:
+class AsynchronousEngine:
     """The parameters, which all devices share, and the calls with which they are read and updated.
 
     A call that applies a gradient reads the parameters as well, and calls are made one at a time. So
@@ -46,7 +46,7 @@ class Stale:
         self._damping = damping
         self._descent = Descent(settings)
         self._calls: DeviceCalls | None = None  # from the first batch on
-        self._sliced: dict[Hashable, Sliced] = {}
+        self._slicings: dict[Hashable, Slicing] = {}
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
         self._running = self._paused = False
@@ -62,17 +62,17 @@ class Stale:
     def parameters(self) -> list[tf.Variable]:
         return self._descent.parameters
 
-    def loop(self, then: Then) -> Race:
-        return Race(self, then)
+    def loop(self, then: Then) -> AsynchronousLoop:
+        return AsynchronousLoop(self, then)
 
-    def prepare(self, batch: Arguments) -> Sliced:
+    def prepare(self, batch: Arguments) -> Slicing:
         """All that is needed for batches like this one. Must run in the main thread: it makes variables."""
         key = batch.key()
-        if key not in self._sliced:
-            self._sliced[key] = self._prepared(batch)
-        return self._sliced[key]
+        if key not in self._slicings:
+            self._slicings[key] = self._prepared(batch)
+        return self._slicings[key]
 
-    def _prepared(self, batch: Arguments) -> Sliced:
+    def _prepared(self, batch: Arguments) -> Slicing:
         counts = self._counts(batch)
         self._descent.prepare(batch, counts, self._refused, self._memory)
         first = self._descent.objective(specs(batch, counts)[0], 0, len(self.devices))
@@ -85,10 +85,10 @@ class Stale:
             for count in dict.fromkeys(counts)
             for i in range(len(self.devices))
         }
-        if not self._sliced:  # later the user's counter is behind
+        if not self._slicings:  # later the user's counter is behind
             self.steps = calls.pushes.steps()
         _, dtype, metrics = self._descent.told(batch, counts)
-        return Sliced(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
+        return Slicing(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
 
     def _counts(self, batch: Arguments) -> tuple[int, ...]:
         rows = batch.size("the batch")
@@ -111,10 +111,10 @@ class Stale:
         first = replace(first, parameters=2 * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
 
-    def look(self) -> list[Any]:
+    def read_parameters(self) -> list[Any]:
         """The parameters as they are."""
         assert self._calls is not None
-        return self._calls.look()
+        return self._calls.read_parameters()
 
     def worked(self, i: int) -> None:
         self._worked.add(i)

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.asynchronous.schedule_clock import paced
+from colonnade.run.asynchronous.schedule_clock import by_global_step
 from colonnade.run.engine.traces import divided
 from colonnade.run.step.update import as_divided, as_keras
 from colonnade.run.trace.fast_call import Call
@@ -96,7 +96,7 @@ class Pushes:
             gradients = tf.nest.pack_sequence_as(present, flat, expand_composites=True)
             for read in scales:  # the optimizer divides by its scale of now
                 gradients = [divided(gradient, read / self.factor()) for gradient in gradients]
-            with paced(optimizer, step):
+            with by_global_step(optimizer, step):
                 optimizer.apply(as_divided(gradients, optimizer), trained)
             return tf.constant(0)
 

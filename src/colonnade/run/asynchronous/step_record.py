@@ -13,7 +13,7 @@ from colonnade.run.trace.fast_call import Call
 
 
 @dataclass(frozen=True)
-class Sliced:
+class Slicing:
     """How batches of one kind are cut and computed."""
 
     rows: int
@@ -25,12 +25,12 @@ class Sliced:
 
 
 @dataclass
-class Tally:
-    """A global step on its way: what its slices have reported so far."""
+class StepRecord:
+    """A global step under way: what its slices have reported so far."""
 
     number: int
-    pace: Any  # the step by which a schedule goes, as a tensor
-    sliced: Sliced
+    schedule_step: Any  # the step by which a schedule goes, as a tensor
+    slicing: Slicing
     reports: dict[int, SliceReport] = field(default_factory=dict)  # by position in the batch
     outputs: dict[int, Any] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)  # by device
@@ -38,7 +38,7 @@ class Tally:
     # Counts slices where they are finished: a step of an iterator is never cut in two.
     finished: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def note(self, finished: "Finished") -> None:
+    def note(self, finished: "FinishedSlice") -> None:
         self.reports[finished.piece.position] = finished.report
         self.outputs[finished.piece.position] = finished.outputs
         self.losses[finished.device] = finished.report.own_loss
@@ -47,7 +47,7 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        return len(self.reports) == len(self.sliced.counts)
+        return len(self.reports) == len(self.slicing.counts)
 
     @property
     def updates(self) -> int:
@@ -66,26 +66,26 @@ class Tally:
         return (amounts @ np.stack([report.means for report in reports]) / amounts.sum()).tolist()
 
     def metrics(self) -> dict[str, float]:
-        return dict(zip(self.sliced.metrics, self.means()[1:], strict=True))
+        return dict(zip(self.slicing.metrics, self.means()[1:], strict=True))
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A slice in the queue."""
+class QueuedSlice:
+    """A slice that waits in the queue, or is being computed."""
 
-    tally: Tally
+    step: StepRecord
     position: int
     tensors: Sequence[Any]
 
     def call(self, device: int) -> SliceCall:
-        return self.tally.sliced.calls[device, self.tally.sliced.counts[self.position]]
+        return self.step.slicing.calls[device, self.step.slicing.counts[self.position]]
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedSlice:
     """What became of a slice."""
 
-    piece: Piece
+    piece: QueuedSlice
     device: int
     report: SliceReport
     age: int | None  # None where no update was made
