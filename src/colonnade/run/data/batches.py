@@ -78,10 +78,10 @@ class Batches:
             self._start = frozen(self.iterator, "fit()")
 
     def _fetch(self) -> None:
-        found = self.iterator.get_next_as_optional()
+        following = self.iterator.get_next_as_optional()
         self.size = END
-        if found.has_value():
-            batch = found.get_value()
+        if following.has_value():
+            batch = following.get_value()
             self.go_on_with(int(rows(batch)), tf.nest.flatten(batch, expand_composites=True))
 
     def pass_over(self, begun: int) -> None:

@@ -49,11 +49,11 @@ def comes_again(start: Any, later: Any, shuffles: Shuffles) -> bool:
         shuffles: those of the dataset.
     """
     try:
-        known, found = _bytes(start), _bytes(later)
+        before, after = _bytes(start), _bytes(later)
     except tf.errors.OpError:  # larger than TensorFlow can put into one piece
         return False
-    num_shuffles = max(len(shuffles.each), found.count(SHUFFLE))  # functions of maps may have others
-    return not shuffles.repeated and known.count(SHUFFLE) >= num_shuffles
+    num_shuffles = max(len(shuffles.each), after.count(SHUFFLE))  # functions of maps may have others
+    return not shuffles.repeated and before.count(SHUFFLE) >= num_shuffles
 
 
 def at_work(state: Any) -> int:
