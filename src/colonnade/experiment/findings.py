@@ -13,8 +13,6 @@ from colonnade.experiment.perceptron import Array
 BYTES_PER_NUMBER = 4  # as float32, in which models are trained
 # A difference counts from so many points on, if its interval leaves out 0. Less is a few images.
 WORTH = 0.5
-# Student's t for a 95% interval, by the number of seeds.
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 Verdict = Literal["lower", "higher", "no different"]
 
@@ -34,8 +32,11 @@ class Difference:
 
     @classmethod
     def of(cls, first: Array, second: Array) -> "Difference":
+        from scipy.stats import t  # one of the packages that only the experiment needs
+
         points = 100 * (first - second)
-        middle, half = points.mean(), T95[len(points)] * points.std(ddof=1) / np.sqrt(len(points))
+        reach = t.ppf(0.975, len(points) - 1)  # of a 95% interval, in standard errors of the mean
+        middle, half = points.mean(), reach * points.std(ddof=1) / np.sqrt(len(points))
         return cls(float(middle), float(middle - half), float(middle + half))
 
     @property
