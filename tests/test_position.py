@@ -69,6 +69,40 @@ def test_between_two_rounds_a_shuffle_leaves_no_trace():
     assert 1 <= told.count(0) < told.count(1)
 
 
+# Canaries. If one fails with another version of TensorFlow, its iterators write other words, and `SHUFFLE` in
+# `iterator_state` or in `shuffles` has to follow: what is at stake is the order of data after a resume.
+HERE = f"seen with TensorFlow 2.21.0; this is {tf.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: RANGE(100).batch(5), 0),
+        (lambda: RANGE(100).shuffle(9), 1),
+        (lambda: RANGE(100).shuffle(9, seed=1, reshuffle_each_iteration=False), 1),
+        (lambda: RANGE(100).shuffle(9).batch(5).shuffle(3).prefetch(2), 2),
+        (lambda: tf.data.Dataset.zip(tuple(RANGE(100).shuffle(9) for _ in range(3))), 3),
+    ],
+)
+def test_every_shuffle_writes_its_word_into_the_state_of_an_iterator_once(make, count):
+    dataset = make()
+    iterator = iter(dataset)
+    next(iterator)
+    assert at_work(frozen(iterator, "fit()")) == count, HERE
+    assert len(Shuffles.of(dataset).each) == count, HERE
+
+
+def test_tensorflow_says_the_buffer_and_the_seeds_of_a_shuffle():
+    """Of one that never reshuffles, the first seed twice; so only whether it has seeds can be told."""
+    seeded = RANGE(9).shuffle(4, seed=7)
+    again = seeded.shuffle(5, seed=8, reshuffle_each_iteration=False)
+    words = ["ShuffleDatasetOp(5, 87654321, 87654321, 1)", "ShuffleDatasetOp(4, 87654321, 7, 1)"]
+    assert Shuffles.of(again).words == words, HERE
+    for reshuffle in (True, False):
+        one, other = (Shuffles.of(RANGE(9).shuffle(4, None, reshuffle)).words for _ in range(2))
+        assert one != other, HERE
+
+
 def first_of(iterator, count):
     return itertools.islice(iterator, count)
 
