@@ -16,7 +16,7 @@ from colonnade.run.asynchronous.stream import AsynchronousLoop
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.protocols import Settings, Then
 from colonnade.run.engine.traces import Descent, specs
-from colonnade.run.memory.estimate import Memory, of_replicas
+from colonnade.run.memory.estimate import Memory, of_replicas, size_of
 from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.fast_call import Call
@@ -256,7 +256,5 @@ class AsynchronousEngine:
 
     def traffic(self) -> float:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
-        held = [p.shape.num_elements() * p.dtype.size for p in self.parameters]
-        dense = [s for s in self._descent.specs if isinstance(s, tf.TensorSpec)]
-        sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
-        return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
+        dense = [spec for spec in self._descent.specs if isinstance(spec, tf.TensorSpec)]
+        return float((len(self.devices) - 1) * sum(map(size_of, [*self.parameters, *dense])))
