@@ -4,7 +4,7 @@ import numpy as np
 
 from colonnade.experiment.design import Design
 from colonnade.experiment.findings import Findings
-from colonnade.experiment.outcome import Outcome
+from colonnade.experiment.outcome import TrialOutcome
 
 DESIGN = Design(devices=(1, 2, 6), seeds=3, rates=(0.25, 0.5, 1.0, 2.0), steps=64, every=16)
 JITTER = np.array([-0.001, 0.0, 0.001])  # by seed
@@ -18,7 +18,7 @@ def made_up(accuracy, noisy=None, best=lambda trial: 1.0):
         tests = [accuracy(trial, rate) + JITTER for rate in DESIGN.rates]
         curve = [[[test - 0.03, test - 0.02, test - 0.01, test] for test in row] for row in tests]
         validation = [[0.9 if rate == best(trial) else 0.8] * 3 for rate in DESIGN.rates]
-        return Outcome(
+        return TrialOutcome(
             trial=trial,
             curve=curve,
             train=[(row + 0.02).tolist() for row in tests],

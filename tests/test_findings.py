@@ -59,6 +59,15 @@ def test_a_difference_counts_if_it_is_sure_and_large(points, verdict):
     assert found.mean == pytest.approx(np.mean(points))
 
 
-def test_the_interval_is_students():
-    found = Difference.of(np.array([0.01, 0.02, 0.03]), np.zeros(3))
-    assert (found.low, found.high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+# The 97.5% quantiles of Student's t: closed forms for 1, 2 and 4 degrees of freedom, and one from a table.
+STUDENTS = {2: np.tan(0.475 * np.pi), 3: 0.95 * np.sqrt(2 / 0.0975), 12: 2.2009851601}
+ALPHA = np.sqrt(0.0975)
+STUDENTS[5] = 2 * np.sqrt(np.cos(np.arccos(ALPHA) / 3) / ALPHA - 1)
+
+
+@pytest.mark.parametrize("seeds", STUDENTS)
+def test_the_interval_is_students_for_any_number_of_seeds(seeds):
+    points = np.arange(1.0, 1 + seeds)
+    difference = Difference.of(points / 100, np.zeros(seeds))
+    half = STUDENTS[seeds] * points.std(ddof=1) / np.sqrt(seeds)
+    assert (difference.low, difference.high) == pytest.approx((points.mean() - half, points.mean() + half))

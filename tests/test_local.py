@@ -17,7 +17,7 @@ from families import kept, long
 import colonnade as cn
 from colonnade.run.checkpoint.directory import Archive
 from colonnade.run.memory import estimate as estimates
-from colonnade.run.memory.dry_run import Bytes, Seen
+from colonnade.run.memory.dry_run import Bytes, JobMemory
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4))
@@ -448,7 +448,7 @@ def test_layers_that_are_split_by_width_are_refused(sync):
 @pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
 def test_a_limit_of_memory_is_kept(sync, monkeypatch):
     w, trainer = linear(sync)
-    monkeypatch.setattr(estimates, "rehearse", lambda _: [Seen((Bytes(0, 3000, 32),))])
+    monkeypatch.setattr(estimates, "dry_run", lambda _: [JobMemory((Bytes(0, 3000, 32),))])
     monkeypatch.setattr(estimates, "estimated_limit", lambda _: 2000)
     with pytest.raises(cn.InvalidArgument, match=r"memory.*is below the"):
         trainer.train_on_batch(X, Y)

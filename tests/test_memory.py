@@ -10,7 +10,7 @@ from fresh import fresh, run
 import colonnade as cn
 from colonnade.run.engine import traces
 from colonnade.run.memory import estimate as estimates
-from colonnade.run.memory.dry_run import Bytes, Seen
+from colonnade.run.memory.dry_run import Bytes, JobMemory
 from colonnade.run.sync import lockstep
 
 MODELS = """
@@ -90,8 +90,8 @@ def test_variables_count_where_they_live(variables, held, monkeypatch):
     dense = [keras.layers.Dense(64, use_bias=False) for _ in range(2)]
     net = keras.Sequential([keras.Input([64]), *dense])
     size = 4 * net.count_params()
-    seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
-    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
+    seen = JobMemory((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
+    monkeypatch.setattr(estimates, "dry_run", lambda jobs: [seen])
     estimate = cn.memory(net, tf.ones([8, 64]), devices=2, variables=variables)
     assert [d.parameters / size for d in estimate.devices] == pytest.approx(held)
     assert [d.slots / size for d in estimate.devices] == pytest.approx([2 * part for part in held])
@@ -104,8 +104,8 @@ def test_variables_count_where_they_live(variables, held, monkeypatch):
 def test_other_modes_have_variables_on_every_device(monkeypatch):
     net = keras.Sequential([keras.Input([64]), keras.layers.Dense(64, use_bias=False)])
     size = 4 * net.count_params()
-    seen = Seen((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
-    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
+    seen = JobMemory((Bytes(0, 3 * size, size),), size, slots=2 * size, update=4 * size)
+    monkeypatch.setattr(estimates, "dry_run", lambda jobs: [seen])
 
     def held(sync):
         optimizer = keras.optimizers.Adam()
@@ -182,8 +182,8 @@ def test_parts_of_width_layers_count_where_they_live(monkeypatch):
     net = keras.Sequential([keras.Input([32]), keras.layers.Dense(32, use_bias=False), wide])
     size, part = 4 * 32 * 32, 4 * 32 * 32  # of the first layer, and of each part of the second
     made_on = {"": 4, "/device:CPU:2": 1, "/device:CPU:3": 3}
-    seen = Seen((Bytes(0, 11 * size, 3 * size),), 3 * size, 6 * size, made_on=made_on)
-    monkeypatch.setattr(estimates, "rehearse", lambda plays: [seen])
+    seen = JobMemory((Bytes(0, 11 * size, 3 * size),), 3 * size, 6 * size, made_on=made_on)
+    monkeypatch.setattr(estimates, "dry_run", lambda jobs: [seen])
     batch = tf.ones([8, 32])
 
     def loss(call):
@@ -283,7 +283,7 @@ def test_a_batch_no_larger_than_one_that_fits_is_not_rehearsed_again(monkeypatch
     seen = []
     monkeypatch.setattr(lockstep, "limited", lambda devices: True)
     monkeypatch.setattr(traces, "misfits", lambda memory: seen.append(memory) or ())
-    monkeypatch.setattr(estimates, "rehearse", lambda plays: [Seen((Bytes(0, 0, 0),))])
+    monkeypatch.setattr(estimates, "dry_run", lambda jobs: [JobMemory((Bytes(0, 0, 0),))])
     dense = keras.layers.Dense(1)
     trainer = cn.Trainer(lambda x: dense(x)[:, 0] ** 2, keras.optimizers.SGD(0.1), devices=1)
     for rows in (4, 3, 4, 5, 2):
@@ -298,7 +298,7 @@ def test_the_users_own_variables_count_on_a_device_of_the_pipeline(monkeypatch):
         net = keras.Sequential([keras.Input([8]), *layers])
     size = 4 * net.count_params()
     monkeypatch.setattr(
-        estimates, "rehearse", lambda plays: [Seen(tuple(Bytes(0, 0, 0) for _ in plays[0].acts))]
+        estimates, "dry_run", lambda jobs: [JobMemory(tuple(Bytes(0, 0, 0) for _ in jobs[0].functions))]
     )
     pipeline = cn.Pipeline(net, [1, 2], micro_batches=2)
     estimate = cn.memory(lambda x: tf.reduce_mean(pipeline(x), axis=1), tf.ones([8, 8]), devices=pipeline)

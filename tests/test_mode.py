@@ -10,7 +10,14 @@ import tensorflow as tf
 from families import kept, long
 
 import colonnade as cn
-from colonnade.experiment.numpy_modes import Asynchronous, DiLoCo, Elastic, Local, Synchronous, Task
+from colonnade.experiment.numpy_modes import (
+    NumpyAsynchronous,
+    NumpyDiLoCo,
+    NumpyElastic,
+    NumpyLocal,
+    NumpySynchronous,
+    Task,
+)
 from colonnade.experiment.perceptron import Perceptron
 from colonnade.reason.staleness import race
 
@@ -46,18 +53,22 @@ def simulated(mode, seconds):
 
 EVEN, SLOW = [1.0] * 4, [1.0, 1.0, 1.0, 4.0]
 CASES = {
-    "synchronous": (Synchronous(), lambda _: cn.Synchronous(), EVEN),
-    "asynchronous": (Asynchronous(), lambda s: cn.Asynchronous(order=race(s)), EVEN),
-    "asynchronous, slow": (Asynchronous(), lambda s: cn.Asynchronous(order=race(s)), SLOW),
-    "damped": (Asynchronous("", None, True), lambda s: cn.Asynchronous(None, True, order=race(s)), SLOW),
-    "local": (Local("local", 4), lambda _: cn.LocalSGD(4), EVEN),
-    "DiLoCo": (DiLoCo("DiLoCo", 4, **SINGLE), lambda _: cn.DiLoCo(4), EVEN),
-    "elastic": (Elastic("elastic", 4), lambda _: cn.Elastic(4, Elastic("elastic", 4).alpha(4)), EVEN),
+    "synchronous": (NumpySynchronous(), lambda _: cn.Synchronous(), EVEN),
+    "asynchronous": (NumpyAsynchronous(), lambda s: cn.Asynchronous(order=race(s)), EVEN),
+    "asynchronous, slow": (NumpyAsynchronous(), lambda s: cn.Asynchronous(order=race(s)), SLOW),
+    "damped": (NumpyAsynchronous("", None, True), lambda s: cn.Asynchronous(None, True, order=race(s)), SLOW),
+    "local": (NumpyLocal("local", 4), lambda _: cn.LocalSGD(4), EVEN),
+    "DiLoCo": (NumpyDiLoCo("DiLoCo", 4, **SINGLE), lambda _: cn.DiLoCo(4), EVEN),
+    "elastic": (
+        NumpyElastic("elastic", 4),
+        lambda _: cn.Elastic(4, NumpyElastic("elastic", 4).alpha(4)),
+        EVEN,
+    ),
 }
 for bound in (0, 1, 2, 16):
     for name, seconds in (("even", EVEN), ("slow", SLOW)):
         CASES[f"staleness {bound}, {name}"] = (
-            Asynchronous("", bound),
+            NumpyAsynchronous("", bound),
             lambda s, bound=bound: cn.Asynchronous(bound, order=race(s, bound)),
             seconds,
         )
@@ -86,15 +97,20 @@ def test_what_is_moved_is_what_the_engine_counts(name):
 
 
 def test_one_device_is_synchronous_in_every_mode_that_averages():
-    wanted = simulated(Synchronous(), [1.0]).parameters
-    for mode in (Asynchronous(), Asynchronous("", 1), Local("", 4)):
+    wanted = simulated(NumpySynchronous(), [1.0]).parameters
+    for mode in (NumpyAsynchronous(), NumpyAsynchronous("", 1), NumpyLocal("", 4)):
         np.testing.assert_allclose(simulated(mode, [4.0]).parameters, wanted, rtol=0, atol=1e-13)
 
 
 def test_a_weight_that_should_move_by_1_moves_by_6():
     """The article's example: every slice's gradient is -1, and nobody sees what the others push."""
     task = Task(lambda w, x, y: -np.ones(1), np.zeros(1), 1.0, [(np.zeros([6, 1]), np.zeros(6))])
-    for mode, moves in ((Synchronous(), 1), (Asynchronous(), 6), (Asynchronous("", 0), 6), (Local("", 1), 1)):
+    for mode, moves in (
+        (NumpySynchronous(), 1),
+        (NumpyAsynchronous(), 6),
+        (NumpyAsynchronous("", 0), 6),
+        (NumpyLocal("", 1), 1),
+    ):
         (step,) = mode.train(task, [1.0] * 6)
         assert step.parameters == moves, mode
 
@@ -104,7 +120,7 @@ def test_models_side_by_side_are_the_models_one_by_one():
     starts = np.stack([NET.start(rng) for _ in range(3)])
     data = [(rng.normal(size=(3, 8, 6)), rng.integers(0, 3, (3, 8))) for _ in range(9)]
     rates = np.array([0.1, 0.5])
-    mode, seconds = DiLoCo("", 4), [1.0, 2.0]
+    mode, seconds = NumpyDiLoCo("", 4), [1.0, 2.0]
     *_, together = mode.train(Task(NET.gradient, np.stack([starts] * 2), rates[:, None, None], data), seconds)
     for i, rate in enumerate(rates):
         for j, start in enumerate(starts):

@@ -3,7 +3,7 @@ import pytest
 
 from colonnade.experiment.design import Design, Trial
 from colonnade.experiment.images import load
-from colonnade.experiment.outcome import Outcome, run
+from colonnade.experiment.outcome import TrialOutcome, run
 from colonnade.experiment.perceptron import Perceptron
 
 DESIGN = Design(devices=(1, 2), seeds=2, rates=(0.125, 0.5), steps=64, every=32)
@@ -23,7 +23,7 @@ def test_it_learns_the_digits_and_repeats(outcomes):
     assert np.min(outcome.curve, axis=(1, 2))[1] > 0.6
     assert np.mean(outcome.noisy, axis=(0, 1))[0] > np.mean(outcome.noisy, axis=(0, 1))[-1]
     assert run(outcome.trial, DESIGN, load("digits")) == outcome
-    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert TrialOutcome.from_json(outcome.to_json()) == outcome
 
 
 def test_synchronous_training_is_the_same_on_any_number_of_devices(outcomes):

@@ -9,7 +9,12 @@ from families import long
 
 import colonnade as cn
 from colonnade.run.data.batches import Batches
-from colonnade.run.data.iterator_state import at_work, comes_again, frozen, thaw
+from colonnade.run.data.iterator_state import (
+    comes_again,
+    num_shuffles_at_work,
+    restore_iterator,
+    save_iterator,
+)
 from colonnade.run.data.shuffles import Shuffles
 
 IDS = np.arange(103)
@@ -48,25 +53,59 @@ def test_what_comes_again_from_the_start_of_a_pass(make, again):
     """Without any seed, and with another dataset object, as a program that is run again has one."""
     dataset = make()
     first = iter(dataset)
-    start = frozen(first, "fit()")
+    start = save_iterator(first, "fit()")
     wanted = [next(first).numpy().tolist()]
-    assert comes_again(start, frozen(first, "fit()"), Shuffles.of(dataset)) == again
+    assert comes_again(start, save_iterator(first, "fit()"), Shuffles.of(dataset)) == again
     wanted += [batch.numpy().tolist() for batch in first_of(first, 24)]
     second = iter(make())
-    thaw(second, start, "fit()")
+    restore_iterator(second, start, "fit()")
     assert ([batch.numpy().tolist() for batch in first_of(second, 25)] == wanted) == again
     assert len(wanted) > 10
 
 
 def test_between_two_rounds_a_shuffle_leaves_no_trace():
-    """The trap behind `at_work`; if this fails, TensorFlow tells more than it did."""
+    """The trap behind `num_shuffles_at_work`; if this fails, TensorFlow tells more than it did."""
     iterator = iter(shuffled(seed=3).repeat(3))
-    told = [at_work(frozen(iterator, "fit()"))]
+    told = [num_shuffles_at_work(save_iterator(iterator, "fit()"))]
     for _ in range(23):
         next(iterator)
-        told.append(at_work(frozen(iterator, "fit()")))
+        told.append(num_shuffles_at_work(save_iterator(iterator, "fit()")))
     assert told[0] == 1
     assert 1 <= told.count(0) < told.count(1)
+
+
+# Canaries. If one fails with another version of TensorFlow, its iterators write other words, and `SHUFFLE` in
+# `iterator_state` or in `shuffles` has to follow: what is at stake is the order of data after a resume.
+HERE = f"seen with TensorFlow 2.21.0; this is {tf.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: RANGE(100).batch(5), 0),
+        (lambda: RANGE(100).shuffle(9), 1),
+        (lambda: RANGE(100).shuffle(9, seed=1, reshuffle_each_iteration=False), 1),
+        (lambda: RANGE(100).shuffle(9).batch(5).shuffle(3).prefetch(2), 2),
+        (lambda: tf.data.Dataset.zip(tuple(RANGE(100).shuffle(9) for _ in range(3))), 3),
+    ],
+)
+def test_every_shuffle_writes_its_word_into_the_state_of_an_iterator_once(make, count):
+    dataset = make()
+    iterator = iter(dataset)
+    next(iterator)
+    assert num_shuffles_at_work(save_iterator(iterator, "fit()")) == count, HERE
+    assert len(Shuffles.of(dataset).each) == count, HERE
+
+
+def test_tensorflow_says_the_buffer_and_the_seeds_of_a_shuffle():
+    """Of one that never reshuffles, the first seed twice; so only whether it has seeds can be told."""
+    seeded = RANGE(9).shuffle(4, seed=7)
+    again = seeded.shuffle(5, seed=8, reshuffle_each_iteration=False)
+    words = ["ShuffleDatasetOp(5, 87654321, 87654321, 1)", "ShuffleDatasetOp(4, 87654321, 7, 1)"]
+    assert Shuffles.of(again).words == words, HERE
+    for reshuffle in (True, False):
+        one, other = (Shuffles.of(RANGE(9).shuffle(4, None, reshuffle)).words for _ in range(2))
+        assert one != other, HERE
 
 
 def first_of(iterator, count):
@@ -78,10 +117,10 @@ def test_a_place_with_its_buffers_goes_on_with_the_same_batches(taken):
     first = iter(shuffled().prefetch(2))
     for _ in range(taken):
         next(first)
-    state = frozen(first, "fit()")
+    state = save_iterator(first, "fit()")
     wanted = rest(first)
     second = iter(shuffled().prefetch(2))
-    thaw(second, state, "fit()")
+    restore_iterator(second, state, "fit()")
     assert rest(second) == wanted
     assert len(wanted) == 11 - taken
 
@@ -95,7 +134,7 @@ def test_a_place_with_its_buffers_goes_on_with_the_same_batches(taken):
 )
 def test_what_cannot_be_saved_is_an_error_with_the_choices(dataset):
     with pytest.raises(cn.InvalidArgument, match=r'is stateful.*"skip" goes through.*"restart" begins'):
-        frozen(iter(dataset), "fit()")
+        save_iterator(iter(dataset), "fit()")
 
 
 def test_another_pipeline_is_an_error():
@@ -103,7 +142,7 @@ def test_another_pipeline_is_an_error():
     next(first)
     other = iter(tf.data.Dataset.range(10).filter(lambda x: x > 2).batch(3))
     with pytest.raises(cn.InvalidArgument, match="is not built like the one of the saved step"):
-        thaw(other, frozen(first, "fit()"), "fit()")
+        restore_iterator(other, save_iterator(first, "fit()"), "fit()")
 
 
 def below_a_shuffle(*buffers):

@@ -19,8 +19,8 @@ from families import kept, long
 import colonnade as cn
 from colonnade.reason.staleness import ReadOrApply, race
 from colonnade.run.asynchronous import fetch
-from colonnade.run.asynchronous.int_tensors import Numbers
-from colonnade.run.asynchronous.stream import Run
+from colonnade.run.asynchronous.int_tensors import IntTensors
+from colonnade.run.asynchronous.stream import AsynchronousStream
 from colonnade.run.data.batches import without_tuning
 
 RNG = np.random.default_rng(0)
@@ -695,15 +695,15 @@ def test_islice_of_a_race_is_an_order_too():
 def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_thread():
     """The queue is empty whenever it is looked at; the main thread gives a few batches and goes on."""
     given = []
-    run = Run.__new__(Run)
+    run = AsynchronousStream.__new__(AsynchronousStream)
     run._engine = SimpleNamespace(devices=("CPU:0", "CPU:1"), steps=0, made=0)
-    run._crew = SimpleNamespace(waiting=0, give=given.append)
+    run._workers = SimpleNamespace(waiting=0, give=given.append)
     run._batches = ((None, [[]]) for _ in count())
-    run._left, run._open, run._complete, run._numbers = math.inf, deque(), deque(), Numbers()
+    run._left, run._open, run._complete, run._int_tensors = math.inf, deque(), deque(), IntTensors()
     run._failed = None
     run._few = 2
     run._feed()
     assert len(given) == 4
-    run._crew.waiting = 3  # enough for now
+    run._workers.waiting = 3  # enough for now
     run._feed()
     assert len(given) == 4

@@ -30,7 +30,7 @@ def answer(findings: Findings) -> list[Claim]:
 
 def _at_one_rate(findings: Findings) -> Claim:
     trial, turn = _headline(findings, ASKED), _headline(findings, IN_TURN)
-    found = findings.against_synchronous(trial, tuned=False)
+    difference = findings.against_synchronous(trial, tuned=False)
     in_turn = findings.against_synchronous(turn, tuned=False)
     own, other, one_by_one = (
         percent(findings.measured(each, tuned=False).test.mean())
@@ -40,10 +40,10 @@ def _at_one_rate(findings: Findings) -> Claim:
         "lower": "It is over-correction",
         "no different": "It is no over-correction that this experiment could see",
         "higher": "It is no over-correction but a gain",
-    }[found.verdict]
-    if found.verdict != "lower":
+    }[difference.verdict]
+    if difference.verdict != "lower":
         cause = f"; the same pushes made in turn, so that each sees the one before, end at {one_by_one}"
-    elif in_turn.mean > found.mean / 2:
+    elif in_turn.mean > difference.mean / 2:
         cause = (
             f", while the same pushes made in turn, so that each sees the one before, end at {one_by_one}: "
             "it is the age of the gradients that does the harm, more than the number of pushes"
@@ -56,14 +56,14 @@ def _at_one_rate(findings: Findings) -> Claim:
     sentence = (
         f"{opening}: at the rate that is best for synchronous training ({fraction(findings.common_rate)}), "
         f"{trial.num_devices} devices that each push their own step end at {own} on the test images instead "
-        f"of {other} ({said(found)}){cause}."
+        f"of {other} ({said(difference)}){cause}."
     )
     short = "At the rate that is best for synchronous training, asynchronous training is"
     claim = _claim(findings, sentence, short, lambda t: findings.against_synchronous(t, tuned=False))
     same_rates = findings.at_same_rates(trial)
     # With larger rates synchronous training fails as well, which says nothing.
     smaller = {rate: d for rate, d in same_rates.items() if rate < findings.common_rate}
-    differ = {rate: d for rate, d in smaller.items() if d.verdict != found.verdict}
+    differ = {rate: d for rate, d in smaller.items() if d.verdict != difference.verdict}
     if not differ:
         return claim
     each = ", ".join(f"{fraction(rate)} ({d.mean:+.1f})" for rate, d in differ.items())
@@ -73,19 +73,19 @@ def _at_one_rate(findings: Findings) -> Claim:
 
 def _tuned(findings: Findings) -> Claim:
     trial = _headline(findings, ASKED)
-    found = findings.against_synchronous(trial, tuned=True)
+    difference = findings.against_synchronous(trial, tuned=True)
     before = findings.against_synchronous(trial, tuned=False)
     mine, other = (
         findings.measured(each, tuned=True) for each in (trial, findings.synchronous(trial.num_devices))
     )
     closing = {
-        ("lower", "lower"): "a smaller loss stays" if found.mean > before.mean else "the loss stays",
+        ("lower", "lower"): "a smaller loss stays" if difference.mean > before.mean else "the loss stays",
         ("lower", "no different"): "no loss that counts is left",
         ("lower", "higher"): "the loss turns into a gain",
-    }.get((before.verdict, found.verdict), f"its accuracy is {found.verdict}")
+    }.get((before.verdict, difference.verdict), f"its accuracy is {difference.verdict}")
     sentence = (
         f"With a rate of its own, {fraction(mine.rate)} instead of {fraction(other.rate)}, it ends at "
-        f"{percent(mine.test.mean())} against {percent(other.test.mean())} ({said(found)}): {closing}."
+        f"{percent(mine.test.mean())} against {percent(other.test.mean())} ({said(difference)}): {closing}."
     )
     short = "With a rate of its own, asynchronous training is"
     return _claim(findings, sentence, short, lambda t: findings.against_synchronous(t, tuned=True))
@@ -93,7 +93,7 @@ def _tuned(findings: Findings) -> Claim:
 
 def _noise(findings: Findings) -> Claim:
     trial, turn = _headline(findings, ASKED), _headline(findings, IN_TURN)
-    found = findings.against_synchronous(trial, tuned=True, noisy=True)
+    difference = findings.against_synchronous(trial, tuned=True, noisy=True)
     in_turn = findings.against_synchronous(turn, tuned=True, noisy=True)
     mine, other = (
         findings.measured(each, tuned=True) for each in (trial, findings.synchronous(trial.num_devices))
@@ -102,13 +102,13 @@ def _noise(findings: Findings) -> Claim:
         "lower": "its noise is not welcome, it makes the model less robust",
         "no different": "its noise is neither welcome nor harmful, the model is not more robust and not less",
         "higher": "its noise is welcome, the model is more robust",
-    }[found.verdict]
-    if found.verdict == in_turn.verdict == "higher":
+    }[difference.verdict]
+    if difference.verdict == in_turn.verdict == "higher":
         closing += f", but so it is with the same pushes made in turn ({in_turn.mean:+.1f} points)"
     sentence = (
         f"On test images with noise added it is then right in {percent(mine.robust.mean())} against "
-        f"{percent(other.robust.mean())} ({said(found)}), with a gap of {100 * mine.gap.mean():.1f} against "
-        f"{100 * other.gap.mean():.1f} points between training and test images: {closing}."
+        f"{percent(other.robust.mean())} ({said(difference)}), with a gap of {100 * mine.gap.mean():.1f} "
+        f"against {100 * other.gap.mean():.1f} points between training and test images: {closing}."
     )
     short = "With a rate of its own and on noisy images, asynchronous training is"
     return _claim(
@@ -154,7 +154,7 @@ def _claim(findings: Findings, sentence: str, short: str, compare: Callable[[Tri
         for pace in PACES
     }
     holds, fails = (
-        list(_listed(cases, lambda found, wanted=wanted: (found == verdict) == wanted))  # type: ignore[misc]
+        list(_listed(cases, lambda other, wanted=wanted: (other == verdict) == wanted))  # type: ignore[misc]
         for wanted in (True, False)
     )
     return Claim(sentence, f"{short} {verdict}", holds, fails)
@@ -164,8 +164,8 @@ def _listed(
     cases: dict[tuple[str, str], dict[int, Difference]], wanted: Callable[[Verdict], bool]
 ) -> Iterator[str]:
     """A line for each mode and pace that has such cases."""
-    for (mode, pace), found in cases.items():
-        which = {count: d for count, d in found.items() if wanted(d.verdict)}
+    for (mode, pace), by_count in cases.items():
+        which = {count: d for count, d in by_count.items() if wanted(d.verdict)}
         if which:
             each = ", ".join(f"{count} ({d.mean:+.1f})" for count, d in which.items())
             yield f"{mode}, {'even devices' if pace == 'even' else 'one device slow'}: {each}"

@@ -4,7 +4,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from colonnade.experiment.numpy_modes import Asynchronous, DiLoCo, Elastic, Local, Mode, Synchronous
+from colonnade.experiment.numpy_modes import (
+    Mode,
+    NumpyAsynchronous,
+    NumpyDiLoCo,
+    NumpyElastic,
+    NumpyLocal,
+    NumpySynchronous,
+)
 
 # In the order of tables. "Damped" takes smaller steps where the gradient is old. "In turn" is no mode that
 # anybody would use, because its devices wait for each other; it makes as many updates as asynchronous
@@ -12,16 +19,16 @@ from colonnade.experiment.numpy_modes import Asynchronous, DiLoCo, Elastic, Loca
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Synchronous(),
-        Asynchronous(),
-        Asynchronous("damped", damping=True),
-        Asynchronous("staleness 16", 16),
-        Asynchronous("staleness 4", 4),
-        Asynchronous("staleness 1", 1),
-        Asynchronous("in turn", 0),
-        Local("local 8", 8),
-        DiLoCo("DiLoCo 32", 32),
-        Elastic("elastic", 8),
+        NumpySynchronous(),
+        NumpyAsynchronous(),
+        NumpyAsynchronous("damped", damping=True),
+        NumpyAsynchronous("staleness 16", 16),
+        NumpyAsynchronous("staleness 4", 4),
+        NumpyAsynchronous("staleness 1", 1),
+        NumpyAsynchronous("in turn", 0),
+        NumpyLocal("local 8", 8),
+        NumpyDiLoCo("DiLoCo 32", 32),
+        NumpyElastic("elastic", 8),
     )
 }
 ASIDE = ("damped", "in turn")  # to explain the others by

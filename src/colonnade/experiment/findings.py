@@ -7,14 +7,12 @@ from typing import Literal
 import numpy as np
 
 from colonnade.experiment.design import Design, Trial
-from colonnade.experiment.outcome import Outcome
+from colonnade.experiment.outcome import TrialOutcome
 from colonnade.experiment.perceptron import Array
 
 BYTES_PER_NUMBER = 4  # as float32, in which models are trained
 # A difference counts from so many points on, if its interval leaves out 0. Less is a few images.
 WORTH = 0.5
-# Student's t for a 95% interval, by the number of seeds.
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 Verdict = Literal["lower", "higher", "no different"]
 
@@ -34,8 +32,11 @@ class Difference:
 
     @classmethod
     def of(cls, first: Array, second: Array) -> "Difference":
+        from scipy.stats import t  # one of the packages that only the experiment needs
+
         points = 100 * (first - second)
-        middle, half = points.mean(), T95[len(points)] * points.std(ddof=1) / np.sqrt(len(points))
+        reach = t.ppf(0.975, len(points) - 1)  # of a 95% interval, in standard errors of the mean
+        middle, half = points.mean(), reach * points.std(ddof=1) / np.sqrt(len(points))
         return cls(float(middle), float(middle - half), float(middle + half))
 
     @property
@@ -48,7 +49,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTrial:
     """A trial at one rate; arrays are by seed."""
 
     trial: Trial
@@ -78,7 +79,7 @@ class Measured:
 class Findings:
     """What the outcomes of a design say about each trial."""
 
-    def __init__(self, design: Design, outcomes: Mapping[Trial, Outcome]) -> None:
+    def __init__(self, design: Design, outcomes: Mapping[Trial, TrialOutcome]) -> None:
         self.design, self._outcomes = design, outcomes
         self.common_rate = self.best_rate(self.synchronous(design.devices[0]))
 
@@ -102,10 +103,10 @@ class Findings:
         """Whether a rate outside the grid might be better."""
         return self.best_rate(trial) in (self.design.rates[0], self.design.rates[-1])
 
-    def measured(self, trial: Trial, *, tuned: bool) -> Measured:
+    def measured(self, trial: Trial, *, tuned: bool) -> MeasuredTrial:
         rate = self.best_rate(trial) if tuned else self.common_rate
         i, outcome = self.design.rates.index(rate), self._outcomes[trial.stand_in]
-        return Measured(
+        return MeasuredTrial(
             trial=trial,
             rate=rate,
             curve=np.array(outcome.curve[i]),
@@ -139,7 +140,7 @@ class Findings:
         noisy = zip(own.noisy.T, other.noisy.T, strict=True)
         return [Difference.of(own.test, other.test), *(Difference.of(*pair) for pair in noisy)]
 
-    def steps_to(self, measured: Measured, accuracy: float) -> list[int | None]:
+    def steps_to(self, measured: MeasuredTrial, accuracy: float) -> list[int | None]:
         """For each seed the steps after which the test accuracy was reached for the first time."""
         reached = measured.curve >= accuracy
         return [int(row.argmax() + 1) * self.design.every if row.any() else None for row in reached]

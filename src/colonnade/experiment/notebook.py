@@ -7,7 +7,7 @@ from pathlib import Path
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.experiment.design import Design, Trial
 from colonnade.experiment.images import load
-from colonnade.experiment.outcome import Outcome, run
+from colonnade.experiment.outcome import TrialOutcome, run
 
 FILE = "outcomes.jsonl"
 EDITION = 1  # to be raised when the same design would have other outcomes
@@ -18,7 +18,7 @@ class Notebook:
 
     def __init__(self, folder: Path, design: Design) -> None:
         self.design, self._file = design, folder / FILE
-        self.outcomes: dict[Trial, Outcome] = {}
+        self.outcomes: dict[Trial, TrialOutcome] = {}
         heading = json.dumps({"edition": EDITION, "design": json.loads(design.to_json())})
         text = self._file.read_text() if self._file.exists() else ""
         # A line without its end was being written when the program was stopped.
@@ -26,7 +26,7 @@ class Notebook:
         lines = whole.splitlines() or [heading]
         self._check(folder, lines[0], heading)
         for line in lines[1:]:
-            self._note(Outcome.from_json(line))
+            self._note(TrialOutcome.from_json(line))
         if rest or not whole:
             self._replace("".join(f"{line}\n" for line in lines))
 
@@ -37,13 +37,13 @@ class Notebook:
         new.write_text(text)
         new.replace(self._file)
 
-    def _check(self, folder: Path, found: str, heading: str) -> None:
-        if found != heading:
+    def _check(self, folder: Path, first_line: str, heading: str) -> None:
+        if first_line != heading:
             rule = "holds the outcomes of another design, or of another edition"
             fix = "Name another folder, or delete this one"
             raise InvalidArgument("experiment", [Problem("output", str(folder), rule, fix)])
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: TrialOutcome) -> None:
         self.outcomes[outcome.trial] = outcome
 
     @property

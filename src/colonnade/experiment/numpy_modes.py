@@ -52,7 +52,7 @@ class Mode(Protocol):
 
 
 @dataclass(frozen=True)
-class Synchronous:
+class NumpySynchronous:
     """One update per step, with the gradient of the whole batch, whoever computes it."""
 
     name: str = "synchronous"
@@ -66,7 +66,7 @@ class Synchronous:
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class NumpyAsynchronous:
     """One update per slice, with the gradient at the parameters that its device had read."""
 
     name: str = "asynchronous"
@@ -102,7 +102,7 @@ class Asynchronous:
 
 
 @dataclass(frozen=True)
-class Local:
+class NumpyLocal:
     """`every` steps of each replica by itself, then the average: the replicas go on from there."""
 
     name: str
@@ -130,7 +130,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class DiLoCo(Local):
+class NumpyDiLoCo(NumpyLocal):
     """Local steps, with Nesterov momentum on what the average has moved by."""
 
     rate: float = 0.7
@@ -150,7 +150,7 @@ class DiLoCo(Local):
 
 
 @dataclass(frozen=True)
-class Elastic(Local):
+class NumpyElastic(NumpyLocal):
     """Local steps; replicas and a centre, which is what counts, pull at each other.
 
     A pull closes `pull` of the distance between the centre and the mean of the replicas, however

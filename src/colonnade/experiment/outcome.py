@@ -16,7 +16,7 @@ NOISE_SEED = 1234
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What was measured; lists are by rate, then by seed, then by what `by` says."""
 
     trial: Trial
@@ -33,13 +33,13 @@ class Outcome:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Outcome":
+    def from_json(cls, text: str) -> "TrialOutcome":
         plain = json.loads(text)
         ages = {int(age): count for age, count in plain["ages"].items()}
         return cls(**{**plain, "trial": Trial(**plain["trial"]), "ages": ages})
 
 
-def run(trial: Trial, design: Design, images: Images) -> Outcome:
+def run(trial: Trial, design: Design, images: Images) -> TrialOutcome:
     """Train and test. The same seeds give the same starts and batches to every trial."""
     from threadpoolctl import threadpool_limits
 
@@ -48,7 +48,7 @@ def run(trial: Trial, design: Design, images: Images) -> Outcome:
         return _run(trial, design, images)
 
 
-def _run(trial: Trial, design: Design, images: Images) -> Outcome:
+def _run(trial: Trial, design: Design, images: Images) -> TrialOutcome:
     net = Perceptron(images.train[0].shape[1], design.hidden, int(images.train[1].max()) + 1)
     rngs = [np.random.default_rng(seed) for seed in range(design.seeds)]
     starts = np.stack([net.start(rng) for rng in rngs])
@@ -63,7 +63,7 @@ def _run(trial: Trial, design: Design, images: Images) -> Outcome:
     test, labels = images.test
     noise = np.random.default_rng(NOISE_SEED).normal(size=test.shape)
     noisy = [net.accuracy(step.parameters, test + level * noise, labels) for level in design.noise]
-    return Outcome(
+    return TrialOutcome(
         trial=trial,
         curve=_plain(np.stack(curve, axis=-1)),
         train=_plain(net.accuracy(step.parameters, *images.train)),

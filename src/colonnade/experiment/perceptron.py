@@ -32,10 +32,10 @@ class Perceptron:
 
     def start(self, rng: np.random.Generator) -> Array:
         """Random kernels that keep the size of what goes through them; biases of zero."""
-        found = np.zeros(self.size)
-        for kernel in self.views(found)[::2]:
+        parameters = np.zeros(self.size)
+        for kernel in self.views(parameters)[::2]:
             kernel[...] = rng.normal(size=kernel.shape) / np.sqrt(len(kernel))
-        return found
+        return parameters
 
     def views(self, parameters: Array) -> tuple[Array, Array, Array, Array]:
         """Kernel, bias, kernel, bias; to write to them is to write to the vector."""
@@ -62,13 +62,13 @@ class Perceptron:
         hidden, logits = self._forward(parameters, images)
         error = (softmax(logits) - np.eye(self.classes)[labels]) / labels.shape[-1]
         back = error @ self.views(parameters)[2].swapaxes(-1, -2) * (1 - hidden * hidden)
-        found = np.empty_like(parameters)
-        first, bias, second, last = self.views(found)
+        gradient = np.empty_like(parameters)
+        first, bias, second, last = self.views(gradient)
         first[...] = images.swapaxes(-1, -2) @ back
         bias[...] = back.sum(axis=-2, keepdims=True)
         second[...] = hidden.swapaxes(-1, -2) @ error
         last[...] = error.sum(axis=-2, keepdims=True)
-        return found
+        return gradient
 
     def accuracy(self, parameters: Array, images: Array, labels: Array) -> Array:
         """The part of the images whose label gets the largest logit."""

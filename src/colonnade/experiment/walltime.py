@@ -46,13 +46,13 @@ def measured(num_devices: int, rounds: int, seconds: float) -> dict[str, dict[st
     }
     x = np.random.default_rng(0).random((BATCH, PIXELS)).astype("float32")
     data = tf.data.Dataset.from_tensors((x, np.arange(BATCH) % CLASSES)).repeat()
-    found: dict[str, dict[str, list[float]]] = {"even": {}, "one slow": {}}
+    rates: dict[str, dict[str, list[float]]] = {"even": {}, "one slow": {}}
     for trainer in trainers.values():
         trainer.fit(data, steps=8, progress=False)
     for _ in range(rounds):
         for (pace, mode), trainer in trainers.items():
-            found[pace].setdefault(mode, []).append(_rate(trainer, data, seconds))
-    return found
+            rates[pace].setdefault(mode, []).append(_rate(trainer, data, seconds))
+    return rates
 
 
 def _rate(trainer: Trainer, data: tf.data.Dataset, seconds: float) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 
 from colonnade.experiment.answer import fraction, percent
 from colonnade.experiment.design import Trial
-from colonnade.experiment.findings import Difference, Findings, Measured
+from colonnade.experiment.findings import Difference, Findings, MeasuredTrial
 
 REACHED = 0.95
 
@@ -63,7 +63,7 @@ def row(findings: Findings, trial: Trial) -> TrialRow:
     )
 
 
-def updates(findings: Findings, measured: Measured) -> str:
+def updates(findings: Findings, measured: MeasuredTrial) -> str:
     """The median over the seeds of the updates to the accuracy that counts as learned."""
     steps = findings.steps_to(measured, REACHED)
     reached = [step for step in steps if step is not None]

@@ -90,7 +90,7 @@ def _check_packages(data: str) -> None:
     """Before minutes of work and before a folder is made, and not after them."""
     source = package_of(data)
     try:
-        for package in ("jinja2", "matplotlib", "threadpoolctl", source):
+        for package in ("jinja2", "matplotlib", "scipy", "threadpoolctl", source):
             import_module(package)
     except ModuleNotFoundError as missing:
         raise ColonnadeError(

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from colonnade.experiment.answer import fraction
 from colonnade.experiment.design import ASIDE, MODES, PACES, Trial
-from colonnade.experiment.findings import Findings, Measured
+from colonnade.experiment.findings import Findings, MeasuredTrial
 from colonnade.show.drawing import GROUND, INK, legend
 
 WIDTH = 10.0
@@ -150,7 +150,7 @@ def noise(findings: Findings, count: int) -> Figure:
 def seeds(findings: Findings, count: int) -> Figure:
     figure = Figure(figsize=(WIDTH, 3.9))
     modes = list(findings.design.modes)
-    shown: list[tuple[str, Callable[[Measured], np.ndarray]]] = [
+    shown: list[tuple[str, Callable[[MeasuredTrial], np.ndarray]]] = [
         ("test accuracy", lambda m: m.test),
         ("gap to training, in points", lambda m: m.gap),
         ("accuracy with noise", lambda m: m.robust),

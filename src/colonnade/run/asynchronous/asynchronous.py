@@ -1,4 +1,4 @@
-"""`cn.Asynchronous`, a value of `sync=`: its arguments and their checks; `engine` trains by it."""
+"""Asynchronous training, as a way of training that a user chooses; `engine` does it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.reason.staleness import ReadOrApply
-from colonnade.run.asynchronous.engine import Stale
+from colonnade.run.asynchronous.engine import AsynchronousEngine
 from colonnade.run.engine.protocols import Settings, whole
 
 
@@ -45,11 +45,11 @@ class Asynchronous:
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
-    def engine(self, settings: Settings) -> Stale:
+    def engine(self, settings: Settings) -> AsynchronousEngine:
         if self.damping and _averages_weights(settings.optimizer):
             rule = "does not go with an optimizer that has use_ema=True: its average follows undamped weights"
             raise InvalidArgument("Asynchronous()", [Problem("damping", True, rule, "Leave one of them out")])
-        return Stale(settings, self.max_staleness, self.damping, self.order)
+        return AsynchronousEngine(settings, self.max_staleness, self.damping, self.order)
 
 
 def _averages_weights(optimizer: Any) -> bool:

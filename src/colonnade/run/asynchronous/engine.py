@@ -1,4 +1,4 @@
-"""What happens at `sync=cn.Asynchronous()`: each slice's gradient is applied as soon as it is ready."""
+"""Asynchronous training: each slice's gradient is applied as soon as it is ready."""
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,30 +10,24 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import ReadOrApply
-from colonnade.run.asynchronous.schedule_clock import paced
-from colonnade.run.asynchronous.step_record import Compute, Sliced
-from colonnade.run.asynchronous.stream import Race
+from colonnade.run.asynchronous.device_calls import DeviceCalls
+from colonnade.run.asynchronous.step_record import Slicing
+from colonnade.run.asynchronous.stream import AsynchronousLoop
 from colonnade.run.batch.split import Arguments, sizes
-from colonnade.run.engine.gradients import components, divided, divisor, gradient_specs
+from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Settings, Then
 from colonnade.run.engine.traces import Traces
-from colonnade.run.memory.estimate import Memory, of_replicas
-from colonnade.run.step.objective import Objective, Share
+from colonnade.run.memory.estimate import Memory, of_replicas, size_of
+from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
-from colonnade.run.step.update import as_divided, as_keras
-from colonnade.run.trace.captures import Capture
-from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.fast_call import Call
 from colonnade.run.trace.sync_cut import refusals
-from colonnade.run.trace.traced import Traced, trace
-from colonnade.run.trace.xla import fast
 from colonnade.run.variables.aggregation import undone
-from colonnade.run.variables.homes import Bindings, Homes, copy_of
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 
-class Stale:
+class AsynchronousEngine:
     """The parameters, which all devices share, and the calls with which they are read and updated.
 
     A call that applies a gradient reads the parameters as well, and calls are made one at a time. So
@@ -58,13 +52,8 @@ class Stale:
         self._damping = damping
         self._traces = Traces(settings)
         self._guard = Guard(settings, self._traces)
-        self._residence: Homes | None = None
-        self._shared: list[tf.Variable] = []  # what a device reads when it reads the parameters
-        self._counters: dict[Any, tf.Variable] = {}  # by the ref of the user's: these count updates
-        self._pushes: dict[Hashable, Call] = {}
-        self._sliced: dict[Hashable, Sliced] = {}
-        self._look: Call | None = None
-        self._scale: Traced | None = None  # what a loss is multiplied by, where that changes
+        self._calls: DeviceCalls | None = None  # from the first batch on
+        self._slicings: dict[Hashable, Slicing] = {}
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
         self._running = self._paused = False
@@ -80,29 +69,38 @@ class Stale:
     def parameters(self) -> list[tf.Variable]:
         return self._traces.parameters
 
-    def loop(self, then: Then) -> Race:
-        return Race(self, then)
+    def loop(self, then: Then) -> AsynchronousLoop:
+        return AsynchronousLoop(self, then)
 
-    def prepare(self, batch: Arguments) -> Sliced:
+    def prepare(self, batch: Arguments) -> Slicing:
         """All that is needed for batches like this one. Must run in the main thread: it makes variables."""
         key = batch.key()
-        if key not in self._sliced:
-            self._sliced[key] = self._prepared(batch)
-        return self._sliced[key]
+        if key not in self._slicings:
+            self._slicings[key] = self._prepared(batch)
+        return self._slicings[key]
 
-    def _prepared(self, batch: Arguments) -> Sliced:
-        rows = batch.size("the batch")
-        assert rows is not None
-        counts = sizes(rows, len(self.devices))
+    def _prepared(self, batch: Arguments) -> Slicing:
+        counts = self._counts(batch)
         self._traces.prepare(batch, counts, self._refused, self._memory)
+        first = self._traces.objective(slice_specs(batch, counts)[0], 0, len(self.devices))
+        calls = self._calls = self._calls or DeviceCalls(
+            self._traces, self._guard, first, self.devices, damping=self._damping
+        )
         # Any device may take any slice.
-        computes = {
-            (i, count): self._compute(i, count, batch)
+        each = {
+            (i, count): calls.slice_call(i, count, batch)
             for count in dict.fromkeys(counts)
             for i in range(len(self.devices))
         }
+        if not self._slicings:  # later the user's counter is behind
+            self.steps = calls.pushes.steps()
         _, dtype, metrics = self._traces.told(batch, counts)
-        return Sliced(rows, counts, self._cut(batch, counts), computes, tuple(metrics), dtype)
+        return Slicing(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
+
+    def _counts(self, batch: Arguments) -> tuple[int, ...]:
+        rows = batch.size("the batch")
+        assert rows is not None
+        return sizes(rows, len(self.devices))
 
     def _refused(self, traces: Sequence[Objective]) -> Iterator[Problem]:
         yield from split_by_width(traces[0])
@@ -111,166 +109,19 @@ class Stale:
             yield from undone(traces[0].assigned)
 
     def memory(self, batch: Arguments) -> Memory:
-        rows = batch.size("the batch")
-        assert rows is not None
-        counts = sizes(rows, len(self.devices))
-        return self._traces.estimated(batch, counts, self._refused, self._memory)
+        return self._traces.estimated(batch, self._counts(batch), self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
-        found = of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
-        first, *others = found.devices
+        mirrored = of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
+        first, *others = mirrored.devices
         first = replace(first, parameters=2 * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
 
-    def _settled(self, traced: Traced) -> Homes:
-        """What a device has of its own: a place for the parameters it reads, and the states."""
-        if self._residence is None:
-            slots = {slot.ref() for slot in self._traces.slots}
-            # A loss that is scaled reads the scale, which is the optimizer's.
-            scales = [variable for variable in traced.variables if variable.ref() in slots]
-            self._shared = shared = [*self.parameters, *scales]
-            self._residence = Homes("local", self.devices, shared, [])
-            self._look = Call(lambda: [v.read_value() for v in shared], [], self.devices[0])
-            if scales:
-                self._scale = trace(unconverted(self._factor))
-            for slot in self._traces.slots:
-                if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name:
-                    self._counters[slot.ref()] = copy_of(slot, slot.device)
-        return self._residence
-
-    def _factor(self) -> Any:
-        """What a loss is multiplied by."""
-        return self.optimizer.scale_loss(tf.constant(1.0))
-
-    def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:
-        """The handles of device i: those of the variables themselves, so that what reads them waits for
-        what wrote them.
-        """
-        assert self._residence is not None
-        found = self._residence.bindings(i, captures)
-        own = zip(self._shared, self._residence.own(i, self._shared), strict=True)
-        direct = {variable.ref(): copy.handle for variable, copy in own}
-        # What the function assigns to a parameter goes where all read, who are one device (see `undone`).
-        return found | direct | {ref: variable.handle for ref, variable in self._residence.assigned.items()}
-
-    def _cut(self, batch: Arguments, counts: Sequence[int]) -> Call:
-        def cut(*tensors: Any) -> list[Any]:
-            return [c for part in batch.with_components(tensors).parts(counts) for c in part.components()]
-
-        loose = [[None, *c.shape[1:]] if c.shape.rank else c.shape for c in batch.components()]
-        specs = [tf.TensorSpec(s, c.dtype) for s, c in zip(loose, batch.components(), strict=True)]
-        return Call(cut, specs, self.devices[0])
-
-    def _compute(self, i: int, count: int, batch: Arguments) -> Compute:
-        """What device i does with a slice of `count` rows, given the parameters that it has read."""
-        spec = batch.resized(count).prefixed(tf.TensorSpec([], tf.float64))
-        traced = self._traces.objective(spec, i, len(self.devices))
-        residence, device = self._settled(traced), self.devices[i]
-        bindings = self._bindings(i, traced.captures)
-        own = residence.own(i, self._shared)
-        states = [state.copies[i] for state in residence.states.values() if not state.random]
-        states += residence.assigned.values()
-        gradients: list[Any] = []
-
-        def compute(*tensors: Any) -> list[Any]:
-            read, piece = tensors[: len(own)], tensors[len(own) :]
-            with tf.device(device):
-                before = [state.read_value() for state in states]
-                for copy, value in zip(own, read, strict=True):
-                    copy.assign(value)
-                factor = tf.constant(1.0 / count, tf.float64)
-            leaves = traced.on(device, [factor, *piece], bindings, replica=i)
-            with tf.device(device):
-                share = traced.pack(leaves)
-                scale = self._scale_of(i)
-                told, mine = self._told(i, share, count, scale)
-                gradients[:] = mine
-                outputs = tf.nest.flatten(share.outputs, expand_composites=True)
-                return [told, *before, *scale, *components(mine), *(o for o in outputs if o is not None)]
-
-        read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
-        piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
-        call = Call(compute, [*read, *piece], device)
-        push = self._push(gradient_specs(gradients, self.parameters))
-        handed_in = len(components(gradients)) + (self._scale is not None)
-        return Compute(call, states, handed_in, traced.structure.outputs, push)
-
-    def _scale_of(self, i: int) -> list[Any]:
-        """The scale that device i has read with the parameters, if the loss is scaled by one that changes."""
-        if self._scale is None:
-            return []
-        return self._scale.on(self.devices[i], [], self._bindings(i, self._scale.captures), replica=i)
-
-    def _told(self, i: int, share: Share, count: int, scale: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """What a slice tells, as one vector (see `Compute`), and its gradient: that of its own mean."""
-        dtype = tf.float64 if share.loss.dtype == tf.float64 else tf.float32
-        amount = tf.constant(count, dtype) if share.weight is None else tf.cast(share.weight, dtype)
-
-        def mean(value: Any) -> Any:
-            if share.weight is None:  # it is divided already
-                return value
-            return divided(value, divisor(amount))
-
-        own = mean(share.loss)
-        gradients, loss, penalty = self._traces.with_penalty(
-            [mean(gradient) for gradient in share.gradients],
-            own,
-            self.devices[i],
-            lambda captures: self._bindings(i, captures),
-            (lambda value: value * tf.cast(scale[0], value.dtype)) if scale else None,
-        )
-        metrics = [mean(value) for value in share.metrics.values()]
-        told = [tf.cast(value, dtype) for value in (amount, loss, *metrics, own)]
-        health = [tf.cast(numbers, dtype) for numbers in (self._guard.health(share), penalty)]
-        return tf.concat([tf.stack(told), *health], axis=0), gradients
-
-    def _push(self, specs: Sequence[Any]) -> Call:
-        """Apply a gradient, then read the parameters.
-
-        Takes the global step, the age, the scale that was read, if there is one, and the gradient.
-        """
-        key = tuple(specs)
-        if key not in self._pushes:
-            present = [i for i, spec in enumerate(specs) if spec is not None]
-            packed = [specs[i] for i in present]
-            optimizer, parameters = self._traces.optimizer, self.parameters
-            targets = as_keras(parameters)
-            scale = [] if self._scale is None else [tf.TensorSpec([], tf.float32)]
-
-            def apply(step: Any, *tensors: Any) -> Any:
-                scales, flat = tensors[: len(scale)], tensors[len(scale) :]
-                gradients = tf.nest.pack_sequence_as(packed, flat, expand_composites=True)
-                for read in scales:  # the optimizer divides by its scale of now
-                    gradients = [divided(gradient, read / self._factor()) for gradient in gradients]
-                with paced(optimizer, step):
-                    optimizer.apply(as_divided(gradients, optimizer), [targets[i] for i in present])
-                return tf.constant(0)
-
-            whole_number = tf.TensorSpec([], tf.int64)
-            flat = tf.nest.flatten(packed, expand_composites=True)
-            applied = fast(apply, whole_number, *scale, *flat)
-
-            def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
-                before = [p.read_value() for p in parameters] if self._damping else []
-                applied(step, *tensors)
-                for parameter, old in zip(parameters, before, strict=self._damping):
-                    moved = parameter.read_value() - old
-                    parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
-                return [variable.read_value() for variable in self._shared]
-
-            call = Call(push, [whole_number, whole_number, *scale, *flat], self.devices[0], self._counters)
-            # An optimizer around another one has a counter that nobody counts with.
-            self._counters = {ref: own for ref, own in self._counters.items() if ref in call.used}
-            if not self._pushes:  # later the user's counter is behind
-                self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
-            self._pushes[key] = call
-        return self._pushes[key]
-
-    def look(self) -> list[Any]:
+    def read_parameters(self) -> list[Any]:
         """The parameters as they are."""
-        assert self._look is not None
-        return self._look()
+        assert self._calls is not None
+        return self._calls.read_parameters()
 
     def worked(self, i: int) -> None:
         self._worked.add(i)
@@ -297,7 +148,7 @@ class Stale:
         They must not be in a call: an error that TensorFlow raises meanwhile, be it the end of a dataset
         that a callback goes through, may end calls of other threads with that error.
         """
-        if self._residence is None:
+        if self._calls is None:
             return
         if self._running and not self._paused:
             self._paused = True
@@ -307,15 +158,15 @@ class Stale:
         self._show()
 
     def _show(self) -> None:
-        assert self._residence is not None
-        for counter in self._counters:
+        assert self._calls is not None
+        for counter in self._calls.pushes.counters:
             counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
-        if self._worked and self._residence.states:
+        if self._worked and self._calls.residence.states:
             self._settle_states()
 
     def _settle_states(self) -> None:
-        assert self._residence is not None
-        residence, worked = self._residence, sorted(self._worked)
+        assert self._calls is not None
+        residence, worked = self._calls.residence, sorted(self._worked)
         key = (tuple(worked), len(residence.states))
         if key not in self._settles:
 
@@ -331,17 +182,17 @@ class Stale:
 
     def enter(self) -> None:
         """What the user assigned to variables counts: parameters at once, states when devices begin."""
-        if self._residence is None:
+        if self._calls is None:
             return
-        for ref, counter in self._counters.items():
+        for ref, counter in self._calls.pushes.counters.items():
             if int(ref.deref()) != self.steps:
                 self.steps = int(ref.deref())
                 counter.assign(ref.deref())
         if self._running:
             self._go_on()
         else:
-            self._residence.refresh(but=frozenset(variable.ref() for variable in self._shared))
-            self._residence.restore_states()
+            self._calls.residence.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
+            self._calls.residence.restore_states()
             self._worked = set()
 
     def _go_on(self) -> None:
@@ -350,21 +201,21 @@ class Stale:
 
     def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`): every device's own averages too."""
-        assert self._residence is not None
+        assert self._calls is not None
         self._show()
         self._global_steps.assign(self.made)
         lost = self._traces.lost()
         if self.order is not None:
             lost = [*lost, "the order of reads and updates begins again"]
-        kept = state_of(self._residence, self._global_steps, lost)
+        kept = state_of(self._calls.residence, self._global_steps, lost)
         groups = {"parameters": self.parameters, "optimizer": self._traces.slots}
         shared = {
             f"{group}/{name}": Item(variable, variable)
             for group, variables in groups.items()
             for name, variable in named(variables).items()
         }
-        counted = named([ref.deref() for ref in self._counters])
-        pushes = zip(counted, counted.values(), self._counters.values(), strict=True)
+        counted = named([ref.deref() for ref in self._calls.pushes.counters])
+        pushes = zip(counted, counted.values(), self._calls.pushes.counters.values(), strict=True)
         common = {
             **{name: item for name, item in kept.common.items() if not name.startswith("parameters/")},
             **shared,
@@ -375,23 +226,23 @@ class Stale:
 
     def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, the states that a device has for itself and that are shown as their mean."""
-        assert self._residence is not None
-        averaged = {s.original.ref(): s.copies for s in self._residence.states.values() if s.averaged}
+        assert self._calls is not None
+        averaged = {s.original.ref(): s.copies for s in self._calls.residence.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
         averages = {f"averages/{name}": averaged[variable.ref()] for name, variable in originals.items()}
-        return averages | bases(self._residence)
+        return averages | bases(self._calls.residence)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: devices with their own averages, or on another number with the mean."""
-        assert self._residence is not None
-        resume(self._residence, own)
+        assert self._calls is not None
+        resume(self._calls.residence, own)
         for name, copies in self._averages().items():
             if len(own.get(name, ())) == len(copies):
                 self._worked = set(range(len(self.devices)))
                 for copy, value in zip(copies, own[name], strict=True):
                     copy.assign(value)
         self.made = int(self._global_steps)
-        self.steps = max((int(ref.deref()) for ref in self._counters), default=0)
+        self.steps = self._calls.pushes.steps()
 
     def next_join(self, step: int) -> int:
         return step
@@ -407,7 +258,5 @@ class Stale:
 
     def traffic(self) -> float:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
-        held = [p.shape.num_elements() * p.dtype.size for p in self.parameters]
-        dense = [s for s in self._traces.specs if isinstance(s, tf.TensorSpec)]
-        sent = [spec.shape.num_elements() * spec.dtype.size for spec in dense]
-        return float((len(self.devices) - 1) * (sum(held) + sum(sent)))
+        dense = [spec for spec in self._traces.specs if isinstance(spec, tf.TensorSpec)]
+        return float((len(self.devices) - 1) * sum(map(size_of, [*self.parameters, *dense])))

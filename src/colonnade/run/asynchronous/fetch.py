@@ -20,7 +20,7 @@ from colonnade.run.trace.fast_call import Call
 SHORT, MANY = 0.002, 8
 
 
-class Cutter:
+class SliceFetcher:
     """Cuts the batches of datasets of one kind; keeps the calls that fetch them."""
 
     def __init__(
@@ -43,13 +43,13 @@ class Cutter:
         many = MANY if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY else 1
         count, last = 1, time.perf_counter()
         while True:
-            totals, *found = self._fetch(count)(*handle)
+            totals, *slices = self._fetch(count)(*handle)
             now = time.perf_counter()
-            each = len(found) // count
+            each = len(slices) // count
             for k, rows in enumerate(totals.numpy().tolist()):
                 if rows < 0:
                     return
-                flat = found[k * each : (k + 1) * each]
+                flat = slices[k * each : (k + 1) * each]
                 working = len(sizes(rows, len(self._devices)))
                 yield rows, [flat[i * self._each : (i + 1) * self._each] for i in range(working)]
             count = many if (now - last) / count < SHORT else 1
@@ -64,15 +64,15 @@ class Cutter:
         if count not in self._calls:
 
             def fetch(iterator: Any) -> list[Any]:
-                totals, found = [], []
+                totals, all_slices = [], []
                 for _ in range(count):
                     optional = iterator.get_next_as_optional()
                     total, *slices = tf.cond(
                         optional.has_value(), lambda it=optional: self._cut(it.get_value()), self._nothing
                     )
                     totals.append(total)
-                    found += slices
-                return [tf.stack(totals), *found]
+                    all_slices += slices
+                return [tf.stack(totals), *all_slices]
 
             # Cut where tf.data puts batches, so that a device gets its slice and no more.
             self._calls[count] = Call(fetch, [tf.data.IteratorSpec(self._spec)], "/device:CPU:0")

@@ -7,7 +7,7 @@ import tensorflow as tf
 BLOCK = 64
 
 
-class Numbers:
+class IntTensors:
     """Tensors of whole numbers; many are made at once, because one takes a tenth of a small update."""
 
     def __init__(self) -> None:

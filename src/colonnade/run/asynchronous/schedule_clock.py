@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 
-class Paced(keras.optimizers.schedules.LearningRateSchedule):
+class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """A schedule that is asked about a global step, whatever the optimizer counts."""
 
     def __init__(self, schedule: Any, step: Any) -> None:
@@ -22,7 +22,7 @@ class Paced(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @contextmanager
-def paced(optimizer: Any, step: Any) -> Iterator[None]:
+def by_global_step(optimizer: Any, step: Any) -> Iterator[None]:
     """While the update is traced, let the optimizer's schedule follow global steps.
 
     Asynchronously it makes an update per slice and counts those, which is right for what it keeps
@@ -34,7 +34,7 @@ def paced(optimizer: Any, step: Any) -> Iterator[None]:
     if schedule is None:
         yield
         return
-    inner.learning_rate = Paced(schedule, step)
+    inner.learning_rate = GlobalStepSchedule(schedule, step)
     try:
         yield
     finally:

@@ -8,22 +8,25 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from colonnade.run.asynchronous.fetch import MANY, SHORT, Cutter
-from colonnade.run.asynchronous.int_tensors import Numbers
-from colonnade.run.asynchronous.step_record import Finished, Piece, Sliced, Tally
-from colonnade.run.asynchronous.workers import InOrder, Shared, Threads
+from colonnade.run.asynchronous.fetch import MANY, SHORT, SliceFetcher
+from colonnade.run.asynchronous.int_tensors import IntTensors
+from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice, Slicing, StepRecord
+from colonnade.run.asynchronous.workers import DeviceThreads, FixedOrder, SharedParameters
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 
+# How a batch is cut and computed, and the tensors of its slices.
+SlicedBatch = tuple[Slicing, Sequence[Sequence[Any]]]
 
-class Engine(Shared, Protocol):
-    """What the loop needs to know of the engine."""
+
+class LoopEngine(SharedParameters, Protocol):
+    """What the asynchronous loop needs to know of its engine."""
 
     steps: int
     made: int
 
-    def prepare(self, batch: Arguments) -> Sliced:
+    def prepare(self, batch: Arguments) -> Slicing:
         """All that is needed for batches like this one."""
 
     def begin(self) -> None:
@@ -33,34 +36,34 @@ class Engine(Shared, Protocol):
         """Devices take no other slice."""
 
 
-class Race:
+class AsynchronousLoop:
     """The loop of asynchronous training."""
 
-    def __init__(self, engine: Engine, then: Then) -> None:
+    def __init__(self, engine: LoopEngine, then: Then) -> None:
         self.engine, self._then = engine, then
-        self._cutters: dict[Any, Cutter] = {}
+        self._fetchers: dict[Any, SliceFetcher] = {}
         self.rows = 0  # of the batch at hand
         self.idle = 0  # steps in a row without an update; the trainer counts them
         self.preparing = 0.0  # seconds
 
     def once(self, arguments: Arguments) -> Any:
         """One global batch, to the end; what `then` makes of it."""
-        sliced, pieces = self._cut(arguments)
-        run = Run(self, iter([(sliced, pieces)]))
+        slicing, pieces = self._cut(arguments)
+        stream = AsynchronousStream(self, iter([(slicing, pieces)]))
         try:
-            (tally,) = run.complete(1)
+            (step,) = stream.complete(1)
         finally:
-            run.close()
-        loss, *_ = tally.means()
-        found = Outcome(
-            loss=tf.constant(loss, sliced.dtype),
-            metrics=tally.metrics(),
-            replicas=list(tally.losses.values()),
-            skipped=tally.skipped,
-            outputs=[tally.outputs[i] for i in range(len(sliced.counts))],
-            ages=dict(tally.ages),
+            stream.close()
+        loss, *_ = step.means()
+        outcome = Outcome(
+            loss=tf.constant(loss, slicing.dtype),
+            metrics=step.metrics(),
+            replicas=list(step.losses.values()),
+            skipped=step.skipped,
+            outputs=[step.outputs[i] for i in range(len(slicing.counts))],
+            ages=dict(step.ages),
         )
-        return self._then(found, arguments)
+        return self._then(outcome, arguments)
 
     def stream(
         self,
@@ -68,54 +71,54 @@ class Race:
         names: Sequence[str],
         keywords: dict[str, Any],
         limit: int | None = None,
-    ) -> "Run":
+    ) -> "AsynchronousStream":
         """Steps on batch after batch: the devices go from one to the next without waiting for each other."""
         wanted = dataset if limit is None else dataset.take(limit)
-        return Run(self, self._batches(wanted, names, keywords))
+        return AsynchronousStream(self, self._batches(wanted, names, keywords))
 
-    def along(self, batches: Batches) -> "Run":
-        return Run(self, map(self._cut, iter(batches.next, None)))
+    def along(self, batches: Batches) -> "AsynchronousStream":
+        return AsynchronousStream(self, map(self._cut, iter(batches.next, None)))
 
-    def _of(self, arguments: Arguments) -> Sliced:
+    def _of(self, arguments: Arguments) -> Slicing:
         start = time.perf_counter()
-        sliced = self.engine.prepare(arguments)
+        slicing = self.engine.prepare(arguments)
         self.preparing += time.perf_counter() - start
-        self.rows = sliced.rows
-        return sliced
+        self.rows = slicing.rows
+        return slicing
 
-    def _cut(self, arguments: Arguments) -> tuple[Sliced, Sequence[Sequence[Any]]]:
-        sliced = self._of(arguments)
-        flat = sliced.cut(*arguments.components())
-        each = len(flat) // len(sliced.counts)
-        return sliced, [flat[i * each : (i + 1) * each] for i in range(len(sliced.counts))]
+    def _cut(self, arguments: Arguments) -> SlicedBatch:
+        slicing = self._of(arguments)
+        flat = slicing.cut(*arguments.components())
+        each = len(flat) // len(slicing.counts)
+        return slicing, [flat[i * each : (i + 1) * each] for i in range(len(slicing.counts))]
 
     def _batches(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
-    ) -> Iterator[tuple[Sliced, Sequence[Sequence[Any]]]]:
+    ) -> Iterator[SlicedBatch]:
         spec = dataset.element_spec
         key = (str(spec), tuple(keywords.items()))
-        if key not in self._cutters:
-            self._cutters[key] = Cutter(spec, names, keywords, self.engine.devices)
-        cutter = self._cutters[key]
+        if key not in self._fetchers:
+            self._fetchers[key] = SliceFetcher(spec, names, keywords, self.engine.devices)
+        fetcher = self._fetchers[key]
         static = all(leaf.shape[1:].is_fully_defined() for leaf in tf.nest.flatten(spec))
-        known: dict[int, Sliced] = {}  # by the rows of a batch, which takes less time than a key
-        for rows, pieces in cutter.slices(dataset):
-            sliced = known.get(rows)
-            if sliced is None:
-                sliced = self._of(cutter.like(rows, pieces[0]))
+        known: dict[int, Slicing] = {}  # by the rows of a batch, which takes less time than a key
+        for rows, pieces in fetcher.slices(dataset):
+            slicing = known.get(rows)
+            if slicing is None:
+                slicing = self._of(fetcher.like(rows, pieces[0]))
                 if static:
-                    known[rows] = sliced
-            yield sliced, pieces
+                    known[rows] = slicing
+            yield slicing, pieces
 
 
-class Run:
+class AsynchronousStream:
     """Batches on their way through the devices."""
 
-    def __init__(self, race: Race, batches: Iterator[tuple[Sliced, Sequence[Sequence[Any]]]]) -> None:
-        self._race, self._engine, self._batches = race, race.engine, batches
-        self._open: deque[Tally] = deque()  # steps that were begun, in order
-        self._complete: deque[Tally] = deque()  # those before them, which nobody has taken
-        self._numbers = Numbers()
+    def __init__(self, loop: AsynchronousLoop, batches: Iterator[SlicedBatch]) -> None:
+        self._loop, self._engine, self._batches = loop, loop.engine, batches
+        self._open: deque[StepRecord] = deque()  # steps that were begun, in order
+        self._complete: deque[StepRecord] = deque()  # those before them, which nobody has taken
+        self._int_tensors = IntTensors()
         self._latest = [float("nan")] * len(self._engine.devices)
         self._error: BaseException | None = None  # of a step
         self._failed: Exception | None = None  # of the data, behind all that was begun
@@ -123,7 +126,8 @@ class Run:
         self._few = len(self._engine.devices)  # with so many slices in the queue, others are fetched
         self._ended = time.perf_counter()  # when steps were taken
         self._engine.begin()
-        self._crew = Threads(self._engine) if self._engine.order is None else InOrder(self._engine)
+        kind = DeviceThreads if self._engine.order is None else FixedOrder
+        self._workers: DeviceThreads | FixedOrder = kind(self._engine)
 
     @property
     def resting(self) -> bool:
@@ -142,40 +146,40 @@ class Run:
 
     def _timed(self, steps: int, *, begin: bool) -> Chunk | None:
         """So many steps, and the time that they took: also that in which devices went on, since the last."""
-        start, prepared = time.perf_counter(), self._race.preparing
-        ahead = max(0.0, min(start, self._crew.desk.computed_until) - self._ended)
+        start, prepared = time.perf_counter(), self._loop.preparing
+        ahead = max(0.0, min(start, self._workers.access.computed_until) - self._ended)
         there = len(self._complete)
-        tallies = self.complete(steps, begin=begin)
+        records = self.complete(steps, begin=begin)
         self._ended = time.perf_counter()
-        fresh = len(tallies) + len(self._complete) - there  # steps that were completed in this time
+        fresh = len(records) + len(self._complete) - there  # steps that were completed in this time
         # What happens in a fixed order does not depend on the clock.
         if self._engine.order is None and fresh > 1:
             short = self._ended - start < SHORT * fresh
             self._few = len(self._engine.devices) * (MANY // 2 if short else 1)
-        return self._chunk(tallies, ahead + self._ended - start - (self._race.preparing - prepared))
+        return self._chunk(records, ahead + self._ended - start - (self._loop.preparing - prepared))
 
     def close(self) -> None:
         self._engine.end()
-        self._crew.stop()
+        self._workers.stop()
 
-    def complete(self, steps: int, *, begin: bool = True) -> list[Tally]:
+    def complete(self, steps: int, *, begin: bool = True) -> list[StepRecord]:
         """So many steps that are complete, in order."""
         while len(self._complete) < steps and self._error is None:
             if begin:
                 self._feed()
-            found = self._crew.next(self._few)
-            if not found:
+            results = self._workers.next(self._few)
+            if not results:
                 break
-            for result in found:
+            for result in results:
                 self._note(result)
-        tallies = [self._complete.popleft() for _ in range(min(steps, len(self._complete)))]
-        self._engine.steps += sum(tally.updates > 0 for tally in tallies)
-        self._engine.made += len(tallies)
-        if not tallies and self._error is not None:
+        records = [self._complete.popleft() for _ in range(min(steps, len(self._complete)))]
+        self._engine.steps += sum(step.updates > 0 for step in records)
+        self._engine.made += len(records)
+        if not records and self._error is not None:
             raise self._error
-        if not tallies and begin and self._failed is not None:
+        if not records and begin and self._failed is not None:
             raise self._failed
-        return tallies
+        return records
 
     def _feed(self) -> None:
         """Keep slices in the queue: enough for every device to go on while other batches are cut.
@@ -183,52 +187,52 @@ class Run:
         Not more than a few batches at a time: where data come slower than devices take them, the queue is
         never full. What goes wrong with the data is raised when the steps before it are complete.
         """
-        if self._crew.waiting > self._few or self._failed is not None:
+        if self._workers.waiting > self._few or self._failed is not None:
             return
         for _ in range(2 * len(self._engine.devices)):
-            if self._left <= 0 or self._crew.waiting >= 2 * self._few:
+            if self._left <= 0 or self._workers.waiting >= 2 * self._few:
                 return
             try:
-                found = next(self._batches, None)
+                batch = next(self._batches, None)
             except Exception as error:
                 self._failed = error
                 return
-            if found is None:
+            if batch is None:
                 return
             self._left -= 1
-            sliced, pieces = found
+            slicing, pieces = batch
             begun = len(self._complete) + len(self._open)
-            pace = self._numbers[self._engine.steps + begun]
-            tally = Tally(self._engine.made + begun + 1, pace, sliced)
-            self._open.append(tally)
+            schedule_step = self._int_tensors[self._engine.steps + begun]
+            step = StepRecord(self._engine.made + begun + 1, schedule_step, slicing)
+            self._open.append(step)
             for i, tensors in enumerate(pieces):
-                self._crew.give(Piece(tally, i, tensors))
+                self._workers.give(QueuedSlice(step, i, tensors))
 
-    def _note(self, found: Finished | BaseException) -> None:
-        if isinstance(found, BaseException):
-            self._error = self._error or found
+    def _note(self, result: FinishedSlice | BaseException) -> None:
+        if isinstance(result, BaseException):
+            self._error = self._error or result
             return
-        found.piece.tally.note(found)
-        self._latest[found.device] = found.loss
+        result.piece.step.note(result)
+        self._latest[result.device] = result.report.own_loss
         while self._open and self._open[0].complete:
             self._complete.append(self._open.popleft())
 
-    def _chunk(self, tallies: Sequence[Tally], seconds: float) -> Chunk | None:
-        if not tallies:
+    def _chunk(self, records: Sequence[StepRecord], seconds: float) -> Chunk | None:
+        if not records:
             return None
-        idle = self._race.idle
-        for tally in tallies:
+        idle = self._loop.idle
+        for step in records:
             if idle < MOST_SKIPPED:
-                idle = 0 if tally.updates else idle + 1
+                idle = 0 if step.updates else idle + 1
         return Chunk(
             seconds=seconds,
-            steps=len(tallies),
-            examples=sum(tally.sliced.rows for tally in tallies),
-            losses=[tally.means()[0] for tally in tallies],
-            metrics=tallies[-1].metrics(),
+            steps=len(records),
+            examples=sum(step.slicing.rows for step in records),
+            losses=[step.means()[0] for step in records],
+            metrics=records[-1].metrics(),
             replicas=list(self._latest),
-            skipped=sum(tally.skipped for tally in tallies),
-            updates=sum(tally.updates for tally in tallies),
+            skipped=sum(step.skipped for step in records),
+            updates=sum(step.updates for step in records),
             idle=idle,
-            ages=dict(sum((tally.ages for tally in tallies), Counter())),
+            ages=dict(sum((step.ages for step in records), Counter())),
         )

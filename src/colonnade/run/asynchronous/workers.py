@@ -1,4 +1,4 @@
-"""The threads of asynchronous training: one per device, or one that follows a given order."""
+"""Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
 
 import math
 import threading
@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.reason.staleness import Ledger, ReadOrApply
-from colonnade.run.asynchronous.step_record import Finished, Piece
+from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice
 
 
-class Shared(Protocol):
+class SharedParameters(Protocol):
     """The parameters that all devices share, and what they need to work on them."""
 
     devices: tuple[str, ...]
@@ -26,7 +26,7 @@ class Shared(Protocol):
     turn: threading.Condition  # held by whoever reads or updates the parameters
     at_work: Sequence[threading.Lock]  # each held by its device while it computes
 
-    def look(self) -> list[Any]:
+    def read_parameters(self) -> list[Any]:
         """The parameters as they are."""
 
     def worked(self, device: int) -> None:
@@ -36,10 +36,10 @@ class Shared(Protocol):
         """What to raise."""
 
 
-class Desk:
+class ParameterAccess:
     """Where devices read the parameters and hand in gradients, one at a time."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedParameters) -> None:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
         self._line: deque[int] = deque()  # devices that wait to read
@@ -55,45 +55,44 @@ class Desk:
             self._line.popleft()
             self.ledger.read(device)
             self._turn.notify_all()
-            return self._shared.look()
+            return self._shared.read_parameters()
 
     def work(
-        self, device: int, piece: Piece, parameters: Sequence[Any], *, more: bool = False
-    ) -> tuple[Finished, list[Any] | None]:
+        self, device: int, piece: QueuedSlice, parameters: Sequence[Any], *, more: bool = False
+    ) -> tuple[FinishedSlice, list[Any] | None]:
         """Compute a slice and apply its gradient.
 
         With `more`, the device has another slice to work on; if it may read for it at once, the second
         result is what it read.
         """
-        compute, step = piece.compute(device), piece.tally
+        call, step = piece.call(device), piece.step
         with self._shared.at_work[device]:
             self._computed[device] = math.inf
             try:
-                results = compute.call(*parameters, *piece.tensors)
-                told = results[0].numpy()
+                results = call([*parameters, *piece.tensors])
             finally:
                 self._computed[device] = time.perf_counter()
             self._shared.worked(device)
-            healthy = self._shared.on_nan is None or np.isfinite(told[step.sliced.watched :]).all()
+            healthy = self._shared.on_nan is None or np.isfinite(results.report.watched).all()
             if not healthy:
-                compute.undo(results)
+                call.undo(results)
         if not healthy and self._shared.on_nan == "stop":
-            raise self._shared.not_finite(device, step.number, told[step.sliced.watched :])
-        age, found = None, None
+            raise self._shared.not_finite(device, step.number, results.report.watched)
+        age, read = None, None
         with self._turn:
             if healthy:
                 age = self.ledger.applied(device)
-                found = compute.push(step.pace, self._tensor(age), *compute.gradient(results))
+                read = call.push(step.schedule_step, self._tensor(age), *results.gradient)
             else:
                 self.ledger.left_out(device)
             if more and not self._line and self.ledger.may_read():
                 self.ledger.read(device)
-                found = found or self._shared.look()
+                read = read or self._shared.read_parameters()
             else:
-                found = None
+                read = None
             if self._line:
                 self._turn.notify_all()
-        return Finished(piece, device, told, age, compute.packed(results)), found
+        return FinishedSlice(piece, device, results.report, age, call.outputs_of(results)), read
 
     @property
     def computed_until(self) -> float:
@@ -105,21 +104,21 @@ class Desk:
             self._whole[age] = tf.constant(age, tf.int64)
         return self._whole[age]
 
-    def go(self, device: int) -> None:
-        """The device makes no other update: nobody waits for the one that it read for."""
+    def retire(self, device: int) -> None:
+        """The device makes no other update: nobody is to wait for the one that it read for."""
         with self._turn:
             if self.ledger.is_reading(device):
                 self.ledger.left_out(device)
             self._turn.notify_all()
 
 
-class Threads:
+class DeviceThreads:
     """A thread per device; each takes a slice from the queue whenever it is free."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared, self.desk = shared, Desk(shared)
-        self._queue: SimpleQueue[Piece | None] = SimpleQueue()
-        self._results: deque[Finished | BaseException] = deque()
+    def __init__(self, shared: SharedParameters) -> None:
+        self._shared, self.access = shared, ParameterAccess(shared)
+        self._queue: SimpleQueue[QueuedSlice | None] = SimpleQueue()
+        self._results: deque[FinishedSlice | BaseException] = deque()
         self._few = 0
         # Rung when a step is complete, and few slices are left: waking up the main thread takes time.
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -137,29 +136,29 @@ class Threads:
         """Slices in the queue."""
         return self._queue.qsize()
 
-    def give(self, piece: Piece) -> None:
+    def give(self, piece: QueuedSlice) -> None:
         self._under_way += 1
         self._queue.put(piece)
 
-    def next(self, few: int) -> list[Finished | BaseException]:
+    def next(self, few: int) -> list[FinishedSlice | BaseException]:
         """What was finished meanwhile, or what went wrong; nothing if nothing is under way.
 
         Waits until a step is complete and the queue has `few` slices, or less.
         """
         self._few = few
-        found: list[Finished | BaseException] = []
-        while self._under_way and not found:
+        results: list[FinishedSlice | BaseException] = []
+        while self._under_way and not results:
             self._bell.get()  # which may have been rung for what was taken before
-            found = self._taken()
-        if any(isinstance(result, BaseException) for result in found):
+            results = self._taken()
+        if any(isinstance(result, BaseException) for result in results):
             self._end()  # steps before the one that failed are completed
-            found += self._taken()
-        return found
+            results += self._taken()
+        return results
 
-    def _taken(self) -> list[Finished | BaseException]:
-        found = [self._results.popleft() for _ in range(len(self._results))]
-        self._under_way -= len(found)
-        return found
+    def _taken(self) -> list[FinishedSlice | BaseException]:
+        results = [self._results.popleft() for _ in range(len(self._results))]
+        self._under_way -= len(results)
+        return results
 
     def stop(self) -> None:
         """Take no other slice, and wait for those that are being computed."""
@@ -173,58 +172,58 @@ class Threads:
             thread.join()
 
     def _work(self, device: int) -> None:
-        piece: Piece | None = self._queue.get()
+        piece: QueuedSlice | None = self._queue.get()
         parameters: list[Any] | None = None
         try:
-            while piece is not None and piece.tally.number < self._until:
-                parameters = parameters or self.desk.read(device)
+            while piece is not None and piece.step.number < self._until:
+                parameters = parameters or self.access.read(device)
                 following = self._following()
-                found, parameters = self.desk.work(device, piece, parameters, more=following is not None)
-                self._results.append(found)
-                complete = next(piece.tally.finished) == len(piece.tally.sliced.counts)
+                finished, parameters = self.access.work(device, piece, parameters, more=following is not None)
+                self._results.append(finished)
+                complete = next(piece.step.finished) == len(piece.step.slicing.counts)
                 if complete and self.waiting <= self._few:
                     self._bell.put(None)
                 piece = following or self._queue.get()
         except BaseException as error:
             assert piece is not None
             with self._shared.turn:
-                self._until = min(self._until, piece.tally.number)
-            self._results.append(named(error, self._shared.devices[device], piece.tally.number))
+                self._until = min(self._until, piece.step.number)
+            self._results.append(located(error, self._shared.devices[device], piece.step.number))
             self._bell.put(None)
         finally:
-            self.desk.go(device)
+            self.access.retire(device)
 
-    def _following(self) -> Piece | None:
+    def _following(self) -> QueuedSlice | None:
         """The slice to go on with, if one is there."""
         try:
             piece = self._queue.get_nowait()
         except Empty:
             return None
-        if piece is None:  # the end, of which every device must be told once
+        if piece is None:  # the end, which every device must see once
             self._queue.put(None)
         return piece
 
 
-class InOrder:
+class FixedOrder:
     """One thread that makes the reads and updates of all devices in a given order.
 
     A read when no slice is left, and the update that belongs to it, are passed over.
     """
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared, self.desk = shared, Desk(shared)
-        self._queue: deque[Piece] = deque()
-        self._held: dict[int, tuple[Piece, list[Any]]] = {}
+    def __init__(self, shared: SharedParameters) -> None:
+        self._shared, self.access = shared, ParameterAccess(shared)
+        self._queue: deque[QueuedSlice] = deque()
+        self._held: dict[int, tuple[QueuedSlice, list[Any]]] = {}
 
     @property
     def waiting(self) -> int:
         """Slices in the queue."""
         return len(self._queue)
 
-    def give(self, piece: Piece) -> None:
+    def give(self, piece: QueuedSlice) -> None:
         self._queue.append(piece)
 
-    def next(self, few: int) -> list[Finished | BaseException]:
+    def next(self, few: int) -> list[FinishedSlice | BaseException]:
         """Make events up to the next update."""
         assert self._shared.order is not None
         while self._queue or self._held:
@@ -234,13 +233,13 @@ class InOrder:
             assert event is not None
             kind, device = event
             if kind == "read" and self._queue:
-                self._held[device] = self._queue.popleft(), self.desk.read(device)
+                self._held[device] = self._queue.popleft(), self.access.read(device)
             elif kind == "apply" and device in self._held:
                 piece, parameters = self._held.pop(device)
                 try:
-                    return [self.desk.work(device, piece, parameters)[0]]
+                    return [self.access.work(device, piece, parameters)[0]]
                 except BaseException as error:
-                    return [named(error, self._shared.devices[device], piece.tally.number)]
+                    return [located(error, self._shared.devices[device], piece.step.number)]
         return []
 
     def _problem(self, event: ReadOrApply | None) -> Problem | None:
@@ -255,7 +254,7 @@ class InOrder:
         kind, device = event
         if kind == "read" and device in self._held:
             return Problem("order", event, "comes before the device has applied what it read", fix)
-        if kind == "read" and self._queue and not self.desk.ledger.may_read():
+        if kind == "read" and self._queue and not self.access.ledger.may_read():
             return Problem("order", event, "comes where max_staleness lets the device wait", fix)
         return None
 
@@ -264,7 +263,7 @@ class InOrder:
         self._held.clear()
 
 
-def named(error: BaseException, device: str, step: int) -> BaseException:
+def located(error: BaseException, device: str, step: int) -> BaseException:
     """The same error, which says on which device it came up."""
     where = f"on {device}, at step {step}"
     if isinstance(error, NotFinite):

@@ -7,7 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
-from colonnade.run.data.iterator_state import at_work, comes_again, frozen, other_batches, thaw
+from colonnade.run.data.iterator_state import (
+    comes_again,
+    num_shuffles_at_work,
+    other_batches,
+    restore_iterator,
+    save_iterator,
+)
 from colonnade.run.data.shuffles import Shuffles
 
 # The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
@@ -62,7 +68,7 @@ class Batches:
         self.next_pass()
         self.note(0)
         if exact:
-            later = frozen(self.iterator, "fit()")
+            later = save_iterator(self.iterator, "fit()")
             self._whole = not (self._ordered and comes_again(self._start, later, self._shuffles))
 
     def next_pass(self) -> None:
@@ -75,13 +81,13 @@ class Batches:
         self.iterator = iter(self._dataset)
         self.begun, self._before = self.begun + 1, None
         if self.exact:
-            self._start = frozen(self.iterator, "fit()")
+            self._start = save_iterator(self.iterator, "fit()")
 
     def _fetch(self) -> None:
-        found = self.iterator.get_next_as_optional()
+        following = self.iterator.get_next_as_optional()
         self.size = END
-        if found.has_value():
-            batch = found.get_value()
+        if following.has_value():
+            batch = following.get_value()
             self.go_on_with(int(rows(batch)), tf.nest.flatten(batch, expand_composites=True))
 
     def pass_over(self, begun: int) -> None:
@@ -144,7 +150,7 @@ class Batches:
             fetched = taken - self._before + (self.size != END)
             place |= {"start": self._start, "fetched": tf.constant(fetched, tf.int64)}
             if self._whole:
-                place["iterator"] = frozen(self.iterator, "fit()")
+                place["iterator"] = save_iterator(self.iterator, "fit()")
                 place["shuffles"] = tf.constant(self._shuffles.words, tf.string)
         return {"size": tf.constant(self.size), **place}
 
@@ -176,8 +182,8 @@ class Batches:
                 if there:
                     return
             # The start tells of shuffles that are at their end since, the state of all that are at work.
-            thaw(self.iterator, self._start, "fit()")
-            thaw(self.iterator, position["iterator"], "fit()")
+            restore_iterator(self.iterator, self._start, "fit()")
+            restore_iterator(self.iterator, position["iterator"], "fit()")
             self.size = size
         if self.exact or not self._batch:
             self._batch = batch
@@ -189,11 +195,11 @@ class Batches:
         """
         saved, here = position.get("shuffles"), self._shuffles.words
         seeded = saved is None or [word.decode() for word in saved.numpy()] == here
-        return self._ordered and seeded and at_work(position["iterator"]) < len(here)
+        return self._ordered and seeded and num_shuffles_at_work(position["iterator"]) < len(here)
 
     def _gone_forward(self, fetched: int, size: int, batch: list[Any]) -> bool:
         """Fetch so many batches from the start of the pass; whether this one is the last of them."""
-        thaw(self.iterator, self._start, "fit()")
+        restore_iterator(self.iterator, self._start, "fit()")
         self.size = END
         for _ in range(fetched):
             self._fetch()

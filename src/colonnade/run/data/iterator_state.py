@@ -12,13 +12,13 @@ FIX = (
     'Choose with cn.Checkpoint(..., data=...): "skip" goes through what was seen again, and is exact if the '
     'same data come in the same order; "restart" begins with the first batch'
 )
-# Every shuffle that is at work writes this into the state of the iterator once. Between two rounds of a
-# `repeat` there is none, and then the seeds of later rounds would not be found again.
+# Every shuffle that is at work writes this into the state of the iterator once (TensorFlow 2.21; a test keeps
+# watch). Between two rounds of a `repeat` there is none, and then the seeds of later rounds would be lost.
 SHUFFLE = b"epoch_num_random_samples"
 FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL, as the op counts it
 
 
-def frozen(iterator: Any, where: str) -> Any:
+def save_iterator(iterator: Any, where: str) -> Any:
     """The state of a dataset's iterator, as a tensor that can be saved."""
     try:
         return tf.raw_ops.SerializeIterator(resource_handle=_handle(iterator), external_state_policy=FAIL)
@@ -28,8 +28,8 @@ def frozen(iterator: Any, where: str) -> Any:
         raise InvalidArgument(where, [Problem("data", "a dataset", rule, FIX)]) from None
 
 
-def thaw(iterator: Any, state: Any, where: str) -> None:
-    """Bring an iterator over the same dataset to a state that was frozen."""
+def restore_iterator(iterator: Any, state: Any, where: str) -> None:
+    """Bring an iterator over the same dataset to a state that was saved."""
     try:
         tf.raw_ops.DeserializeIterator(resource_handle=_handle(iterator), serialized=state)
     except tf.errors.OpError as error:
@@ -49,15 +49,15 @@ def comes_again(start: Any, later: Any, shuffles: Shuffles) -> bool:
         shuffles: those of the dataset.
     """
     try:
-        known, found = _bytes(start), _bytes(later)
+        before, after = _bytes(start), _bytes(later)
     except tf.errors.OpError:  # larger than TensorFlow can put into one piece
         return False
-    num_shuffles = max(len(shuffles.each), found.count(SHUFFLE))  # functions of maps may have others
-    return not shuffles.repeated and known.count(SHUFFLE) >= num_shuffles
+    num_shuffles = max(len(shuffles.each), after.count(SHUFFLE))  # functions of maps may have others
+    return not shuffles.repeated and before.count(SHUFFLE) >= num_shuffles
 
 
-def at_work(state: Any) -> int:
-    """How many shuffles this state tells of; to thaw it sets their seeds, and those of no others."""
+def num_shuffles_at_work(state: Any) -> int:
+    """How many shuffles this state tells of; to restore it sets their seeds, and those of no others."""
     return _bytes(state).count(SHUFFLE)
 
 

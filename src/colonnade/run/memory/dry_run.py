@@ -1,4 +1,4 @@
-"""Measures the memory of functions by running them once on zeros, in a process of its own.
+"""What functions take of memory, measured in a dry run: they run on zeros, in a process of its own.
 
 TensorFlow tells what its allocator on the CPU has given out only if it is started for that. So traced
 functions are written into a folder, and this module, run as a program, reads them, makes variables and inputs
@@ -36,15 +36,15 @@ PASSED_ON = ("Placeholder", "VarHandleOp", "ReadVariableOp", "Identity", "Identi
 
 
 @dataclass(frozen=True)
-class Act:
-    """A function, and the names under which a play knows what it takes and gives."""
+class Function:
+    """A traced function, and the names that its inputs and outputs have in a job."""
 
     graph: bytes
-    inputs: tuple[tuple[str, str], ...]  # the name in the graph, the name in the play
+    inputs: tuple[tuple[str, str], ...]  # the name in the graph, the name in the job
     outputs: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, concrete: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "Act":
+    def of(cls, concrete: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "Function":
         """A concrete function with names for all that it takes and for the first outputs."""
         taken = [tensor.name for tensor in concrete.inputs]
         given = [tensor.name for tensor in concrete.outputs]
@@ -56,7 +56,7 @@ class Act:
 
 
 @dataclass(frozen=True)
-class Thing:
+class Input:
     """What is there from the start: a tensor, or a variable."""
 
     shape: tuple[int, ...]
@@ -70,15 +70,15 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Play:
+class Job:
     """Functions that run one after the other, and the update at the end.
 
     `gradients` are, for each parameter, the name of its dense gradient, or those of the values and
     indices of a sparse one.
     """
 
-    acts: tuple[Act, ...]
-    things: Mapping[str, Thing]
+    functions: tuple[Function, ...]
+    inputs: Mapping[str, Input]
     gradients: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optimizer: Mapping[str, Any] | None = None  # as Keras serialises it
 
@@ -93,38 +93,40 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of a play, in bytes."""
+class JobMemory:
+    """What a job took of memory, in bytes."""
 
-    acts: tuple[Bytes, ...]
+    functions: tuple[Bytes, ...]  # of each
     gradients: int = 0
     slots: int = 0
     update: int = 0  # at most, beyond variables, slots and gradients
     made_on: Mapping[str, int] = field(default_factory=dict)  # what ops put out, by the device they ask for
 
 
-def rehearse(plays: Sequence[Play]) -> list[Seen]:
-    """Run plays in a process of its own."""
+def dry_run(jobs: Sequence[Job]) -> list[JobMemory]:
+    """Run jobs in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        told = []
-        for i, play in enumerate(plays):
-            for j, act in enumerate(play.acts):
-                (Path(folder) / f"{i}.{j}.pb").write_bytes(act.graph)
-            values = {name: thing.value for name, thing in play.things.items() if thing.value is not None}
+        plain = []
+        for i, job in enumerate(jobs):
+            for j, function in enumerate(job.functions):
+                (Path(folder) / f"{i}.{j}.pb").write_bytes(function.graph)
+            values = {name: spec.value for name, spec in job.inputs.items() if spec.value is not None}
             np.savez(Path(folder) / f"{i}.npz", *values.values())
-            told.append(
+            plain.append(
                 {
-                    "acts": [{"inputs": act.inputs, "outputs": act.outputs} for act in play.acts],
-                    "things": {name: thing.plain() for name, thing in play.things.items()},
+                    "functions": [
+                        {"inputs": function.inputs, "outputs": function.outputs} for function in job.functions
+                    ],
+                    "inputs": {name: spec.plain() for name, spec in job.inputs.items()},
                     "values": list(values),
-                    "gradients": dict(play.gradients),
-                    "optimizer": play.optimizer,
+                    "gradients": dict(job.gradients),
+                    "optimizer": job.optimizer,
                 }
             )
         threads = tf.config.threading
         counts = [threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()]
-        (Path(folder) / "plays.json").write_text(json.dumps({"plays": told, "threads": counts}))
-        return [_seen(one) for one in json.loads(_run(folder).splitlines()[-1])]
+        (Path(folder) / "jobs.json").write_text(json.dumps({"jobs": plain, "threads": counts}))
+        return [_memory_of(one) for one in json.loads(_run(folder).splitlines()[-1])]
 
 
 def _run(folder: str) -> str:
@@ -159,118 +161,125 @@ def _cause(stderr: str, code: int) -> str:
     lines = stderr.rstrip().splitlines() or ["no reason given"]
     named = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z_.]+(Error|Exception)\b", line)]
     about = ("Detected at", "<stack traces", "Stack trace", " ", "\t")
-    told = [line for line in lines[named[-1] if named else -1 :] if line and not line.startswith(about)]
-    return " ".join(told)[:400].strip().rstrip(".")
+    message = [line for line in lines[named[-1] if named else -1 :] if line and not line.startswith(about)]
+    return " ".join(message)[:400].strip().rstrip(".")
 
 
-def _seen(plain: Mapping[str, Any]) -> Seen:
-    return Seen(**{**plain, "acts": tuple(Bytes(*one) for one in plain["acts"])})
+def _memory_of(plain: Mapping[str, Any]) -> JobMemory:
+    return JobMemory(**{**plain, "functions": tuple(Bytes(*one) for one in plain["functions"])})
 
 
-class _Stage:
-    """The process that runs plays."""
+class _Runner:
+    """Runs jobs, in the process that was started for them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        told = json.loads((folder / "plays.json").read_text())
-        tf.config.threading.set_intra_op_parallelism_threads(told["threads"][0])
-        tf.config.threading.set_inter_op_parallelism_threads(told["threads"][1])
+        plain = json.loads((folder / "jobs.json").read_text())
+        tf.config.threading.set_intra_op_parallelism_threads(plain["threads"][0])
+        tf.config.threading.set_inter_op_parallelism_threads(plain["threads"][1])
         tf.config.set_soft_device_placement(True)
-        self.plays = told["plays"]
+        self.jobs = plain["jobs"]
 
     def run(self, number: int) -> dict[str, Any]:
-        play = self.plays[number]
-        things = {name: _made(**thing) for name, thing in play["things"].items() if thing["variable"]}
+        job = self.jobs[number]
+        variables = {name: _made(**spec) for name, spec in job["inputs"].items() if spec["variable"]}
         with np.load(self._folder / f"{number}.npz") as kept:
-            known = {name: kept[f"arr_{i}"] for i, name in enumerate(play["values"])}
-        functions = [self._function(number, i, act) for i, act in enumerate(play["acts"])]
+            known = {name: kept[f"arr_{i}"] for i, name in enumerate(job["values"])}
+        runnables = [self._runnable(number, i, function) for i, function in enumerate(job["functions"])]
         runs, update, slots, gradients = [], 0, 0, 0
         for turn in range(RUNS):
-            seen, values = self._acts(play, functions, things, known)
-            runs.append(seen)
+            allocated, values = self._run_functions(job, runnables, variables, known)
+            runs.append(allocated)
             # By their sizes: the allocator also gives out more than it was asked for.
-            gradients = sum(_size(values[name]) for names in play["gradients"].values() for name in names)
-            if play["optimizer"] is not None:
+            gradients = sum(_size(values[name]) for names in job["gradients"].values() for name in names)
+            if job["optimizer"] is not None:
                 if not turn:
-                    slots = self._build(play, things)
-                update = max(update, self._update(play, values))
-        acts = [
+                    slots = self._build(job, variables)
+                update = max(update, self._update(job, values))
+        functions = [
             (min(b), max(p), min(a))
             for b, p, a in (zip(*turns, strict=True) for turns in zip(*runs, strict=True))
         ]
-        made_on = self._made_on(number, play)
-        return {"acts": acts, "gradients": gradients, "slots": slots, "update": update, "made_on": made_on}
+        made_on = self._made_on(number, job)
+        return {
+            "functions": functions,
+            "gradients": gradients,
+            "slots": slots,
+            "update": update,
+            "made_on": made_on,
+        }
 
-    def _acts(
-        self, play: Any, functions: Any, things: Any, known: Any
+    def _run_functions(
+        self, job: Any, runnables: Any, variables: Any, known: Any
     ) -> tuple[list[tuple[int, int, int]], Any]:
         last: dict[str, int] = {}
-        for i, act in enumerate(play["acts"]):
-            last.update({name: i for _, name in act["inputs"]})
-        last.update({name: len(functions) for names in play["gradients"].values() for name in names})
+        for i, function in enumerate(job["functions"]):
+            last.update({name: i for _, name in function["inputs"]})
+        last.update({name: len(runnables) for names in job["gradients"].values() for name in names})
         values: dict[str, Any] = {}
-        seen = []
+        allocated = []
         origin = _current()
-        for i, (act, function) in enumerate(zip(play["acts"], functions, strict=True)):
+        for i, (function, runnable) in enumerate(zip(job["functions"], runnables, strict=True)):
             before = _reset()
-            for _, name in act["inputs"]:
-                if name not in things and name not in values:
+            for _, name in function["inputs"]:
+                if name not in variables and name not in values:
                     given = known.get(name)
-                    values[name] = _made(**play["things"][name]) if given is None else tf.constant(given)
-            found = function(*[_handle(things[n]) if n in things else values[n] for _, n in act["inputs"]])
+                    values[name] = _made(**job["inputs"][name]) if given is None else tf.constant(given)
+            taken = [variables[n].handle if n in variables else values[n] for _, n in function["inputs"]]
+            outputs = runnable(*taken)
             peak = _info("peak")
-            named = zip((name for _, name in act["outputs"]), found, strict=True)
+            named = zip((name for _, name in function["outputs"]), outputs, strict=True)
             values |= {name: value for name, value in named if last.get(name, -1) > i}
             values = {name: value for name, value in values.items() if last.get(name, -1) > i}
-            del found
-            seen.append((before - origin, peak - origin, _current() - origin))
-        return seen, values
+            del taken, outputs
+            allocated.append((before - origin, peak - origin, _current() - origin))
+        return allocated, values
 
-    def _made_on(self, number: int, play: Any) -> Counter[str]:
+    def _made_on(self, number: int, job: Any) -> Counter[str]:
         """What ops put out beside gradients, where the shapes of the inputs tell how much that is."""
-        found: Counter[str] = Counter()
-        gradients = {name for names in play["gradients"].values() for name in names}
-        for i, act in enumerate(play["acts"]):
+        made_on: Counter[str] = Counter()
+        gradients = {name for names in job["gradients"].values() for name in names}
+        for i, function in enumerate(job["functions"]):
             with tf.Graph().as_default() as graph:
-                things = ((name, play["things"].get(known)) for name, known in act["inputs"])
-                given = {name: _placeholder(**thing) for name, thing in things if thing is not None}
-                wanted = [name for name, known in act["outputs"] if known in gradients]
+                known_inputs = ((name, job["inputs"].get(known)) for name, known in function["inputs"])
+                given = {name: _placeholder(**spec) for name, spec in known_inputs if spec is not None}
+                wanted = [name for name, known in function["outputs"] if known in gradients]
                 ends = tf.graph_util.import_graph_def(
                     self._graph(number, i), input_map=given, return_elements=wanted, name=""
                 )
             apart = {_source(tensor).op for tensor in ends}
             for op in graph.get_operations():
                 if op not in apart and op.type not in PASSED_ON:
-                    found[op.device] += sum(_size(tensor) for tensor in op.outputs if tensor.consumers())
-        return found
+                    made_on[op.device] += sum(_size(tensor) for tensor in op.outputs if tensor.consumers())
+        return made_on
 
     def _graph(self, number: int, position: int) -> Any:
         return tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
 
-    def _function(self, number: int, position: int, act: Any) -> Any:
+    def _runnable(self, number: int, position: int, function: Any) -> Any:
         graph = self._graph(number, position)
         nodes = {node.name: node for node in graph.node}
-        given_away = {f"^{name.partition(':')[0]}" for name, _ in act["inputs"]}
+        given_away = {f"^{name.partition(':')[0]}" for name, _ in function["inputs"]}
         for node in graph.node:  # nothing takes the place of an input that is only waited for
             node.input[:] = [name for name in node.input if name not in given_away]
         specs = []
-        for name, _ in act["inputs"]:
+        for name, _ in function["inputs"]:
             node = nodes[name.partition(":")[0]]
             shape = tf.TensorShape(node.attr["shape"].shape)
             specs.append(tf.TensorSpec(shape, tf.dtypes.as_dtype(node.attr["dtype"].type)))
 
-        def function(*args: Any) -> Any:
-            given = {name: arg for (name, _), arg in zip(act["inputs"], args, strict=True)}
-            wanted = [name for name, _ in act["outputs"]]
+        def imported(*args: Any) -> Any:
+            given = {name: arg for (name, _), arg in zip(function["inputs"], args, strict=True)}
+            wanted = [name for name, _ in function["outputs"]]
             return tf.graph_util.import_graph_def(graph, input_map=given, return_elements=wanted, name="")
 
         # Not a tf.function, which does not know the functions that come with an imported graph, and not
         # called as a raw op, which would not be optimised and so take another amount.
-        return tf.compat.v1.wrap_function(function, specs)
+        return tf.compat.v1.wrap_function(imported, specs)
 
-    def _build(self, play: Any, things: Any) -> int:
-        self._parameters = [things[name] for name in play["gradients"]]
-        self._optimizer = keras.optimizers.deserialize(play["optimizer"])
+    def _build(self, job: Any, variables: Any) -> int:
+        self._parameters = [variables[name] for name in job["gradients"]]
+        self._optimizer = keras.optimizers.deserialize(job["optimizer"])
         self._optimizer.build(self._parameters)
 
         @tf.function(autograph=False)
@@ -280,9 +289,9 @@ class _Stage:
         self._apply = apply
         return sum(_size(variable.value) for variable in self._optimizer.variables)
 
-    def _update(self, play: Any, values: dict[str, Any]) -> int:
+    def _update(self, job: Any, values: dict[str, Any]) -> int:
         gradients = []
-        for names, parameter in zip(play["gradients"].values(), self._parameters, strict=True):
+        for names, parameter in zip(job["gradients"].values(), self._parameters, strict=True):
             parts = [values[name] for name in names]
             gradients.append(
                 tf.reshape(parts[0], parameter.shape)
@@ -317,10 +326,6 @@ def _size(tensor: Any) -> int:
     return tensor.shape.num_elements() * tensor.dtype.size if known else 0
 
 
-def _handle(variable: tf.Variable) -> Any:
-    return variable.handle
-
-
 def _info(what: str) -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")[what])
 
@@ -335,5 +340,5 @@ def _reset() -> int:
 
 
 if __name__ == "__main__":
-    stage = _Stage(Path(sys.argv[1]))
-    print(json.dumps([stage.run(i) for i in range(len(stage.plays))]))
+    runner = _Runner(Path(sys.argv[1]))
+    print(json.dumps([runner.run(i) for i in range(len(runner.jobs))]))

@@ -1,4 +1,4 @@
-"""Decides whether a training fits into memory: parameters, optimizer and activations on each device."""
+"""What training takes of the memory of each device: what a dry run took, dealt out as the variables are."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from colonnade.hardware.placement import short
 from colonnade.reason.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
-from colonnade.run.memory.dry_run import Act, Bytes, Play, Seen, Thing, rehearse
+from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run
 from colonnade.run.step.objective import Objective
 from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
@@ -65,9 +65,9 @@ def misfits(memory: Memory) -> Iterator[Problem]:
     for share in memory.devices:
         limit = estimated_limit(share.device)
         if limit is not None and share.total > limit:
-            parts = ("parameters", "slots", "gradients", "activations")
-            told = ", ".join(f"{part} {getattr(share, part) / MIB:.1f}" for part in parts)
-            needed = f"{share.total / MIB:.1f} MiB that {short(share.device)} needs by an estimate ({told})"
+            kinds = ("parameters", "slots", "gradients", "activations")
+            parts = ", ".join(f"{kind} {getattr(share, kind) / MIB:.1f}" for kind in kinds)
+            needed = f"{share.total / MIB:.1f} MiB that {short(share.device)} needs by an estimate ({parts})"
             rule, fix = (
                 f"is below the {needed}",
                 "Spread the model over more devices, or take a smaller batch",
@@ -83,21 +83,21 @@ def limited(devices: Sequence[str]) -> bool:
 Skeleton = Sequence[tuple[tuple[int, ...], Any]]  # of the arguments of a trace (see `batch.zeros`)
 
 
-def things_of(traced: Traced, skeleton: Skeleton) -> dict[str, Thing]:
+def inputs_of(traced: Traced, skeleton: Skeleton) -> dict[str, Input]:
     """By the name of an input of a trace: what it is."""
     check("memory()", _unknown(traced))
     inputs = traced.concrete.inputs
     count = len(inputs) - len(traced.captures)
-    found = {}
+    named = {}
     for tensor, (shape, value) in zip(inputs[:count], skeleton, strict=True):
-        found[tensor.name] = Thing(shape, tensor.dtype.name, value=value)
+        named[tensor.name] = Input(shape, tensor.dtype.name, value=value)
     for tensor, capture in zip(inputs[count:], traced.captures, strict=True):
         if capture.variable is not None:
             shape = tuple(capture.variable.shape)
-            found[tensor.name] = Thing(shape, capture.variable.dtype.name, variable=True)
+            named[tensor.name] = Input(shape, capture.variable.dtype.name, variable=True)
         elif tensor.dtype != tf.resource:
-            found[tensor.name] = Thing(tuple(n or 1 for n in tensor.shape), tensor.dtype.name)
-    return found
+            named[tensor.name] = Input(tuple(n or 1 for n in tensor.shape), tensor.dtype.name)
+    return named
 
 
 def _unknown(traced: Traced) -> Iterator[Problem]:
@@ -108,15 +108,15 @@ def _unknown(traced: Traced) -> Iterator[Problem]:
             yield Problem("fn", f"what {what} uses", rule, "Look things up before, and pass the result")
 
 
-def play_of(
+def job_of(
     traced: Traced,
     parameters: Sequence[Any],
     gradients: Sequence[Any],
     optimizer: Any,
     skeleton: Skeleton,
-    acts: Sequence[Act] = (),
-) -> Play:
-    """A trace to be rehearsed: in one act, or cut into several.
+    functions: Sequence[Function] = (),
+) -> Job:
+    """A trace as a job for a dry run: in one function, or cut into several.
 
     `gradients` hold the names of the outputs that are the parameters' gradients.
     """
@@ -134,14 +134,16 @@ def play_of(
             named[handles[parameter.ref()]] = (gradient.values, gradient.indices)
         elif gradient is not None:
             named[handles[parameter.ref()]] = (gradient,)
-    whole = Act.of(concrete, [t.name for t in concrete.inputs], [t.name for t in concrete.outputs])
+    whole = Function.of(concrete, [t.name for t in concrete.inputs], [t.name for t in concrete.outputs])
     plain = None if optimizer is None else dict(keras.optimizers.serialize(optimizer))
-    return Play(tuple(acts) or (whole,), things_of(traced, skeleton), named, plain)
+    return Job(tuple(functions) or (whole,), inputs_of(traced, skeleton), named, plain)
 
 
-def _rehearsed(traced: Objective, optimizer: Any, slices: Arguments, acts: Sequence[Act] = ()) -> Seen:
+def _measured(
+    traced: Objective, optimizer: Any, slices: Arguments, functions: Sequence[Function] = ()
+) -> JobMemory:
     gradients = traced.pack(traced.leaves([t.name for t in traced.concrete.outputs])).gradients
-    return rehearse([play_of(traced, traced.parameters, gradients, optimizer, skeleton(slices), acts)])[0]
+    return dry_run([job_of(traced, traced.parameters, gradients, optimizer, skeleton(slices), functions)])[0]
 
 
 def homes_of(traces: Iterable[Traced]) -> list[str]:
@@ -164,32 +166,32 @@ def of_replicas(
     What a layer that is split by width keeps and computes is counted where its parts are: of what is alive
     at the peak, a device has the share that it has of all that ops put out.
     """
-    seen = _rehearsed(traced, optimizer, part)
-    gradients = seen.gradients
-    alive_at_peak = seen.acts[0].peak - gradients
-    apart = {home: _made_on(seen, home) for home in homes_of([traced])}
+    measured = _measured(traced, optimizer, part)
+    gradients = measured.gradients
+    alive_at_peak = measured.functions[0].peak - gradients
+    apart = {home: _made_on(measured, home) for home in homes_of([traced])}
     trained = {parameter.ref(): size_of(parameter) for parameter in traced.parameters}
     whole = max(1, sum(trained.values()))
     others = sum(size_of(v) for v in traced.variables if v.ref() not in trained)
     placed = _Placed(traced.parameters, devices, mode, num_active, by)
-    found = []
+    footprints = []
     for device in dict.fromkeys([*devices, *placed.held]):
         share = placed.held[device] / whole
         mine = round(gradients * placed.differentiated[device] / whole)
         active = device in devices[:num_active]
         own = (1 - sum(apart.values())) * active + apart.get(device, 0) * num_active
-        peak = max(round(own * alive_at_peak), round(share * (gradients + seen.update)) - mine)
+        peak = max(round(own * alive_at_peak), round(share * (gradients + measured.update)) - mine)
         # What is not trained has a copy where a replica needs its own.
         beside = others if device in devices and (share or mode == "mirrored") else 0
         parameters = placed.held[device] + beside
-        found.append(Footprint(device, parameters, round(share * seen.slots), mine, max(0, peak)))
-    return Memory(tuple(found))
+        footprints.append(Footprint(device, parameters, round(share * measured.slots), mine, max(0, peak)))
+    return Memory(tuple(footprints))
 
 
-def _made_on(seen: Seen, device: str) -> float:
+def _made_on(measured: JobMemory, device: str) -> float:
     """The share that a device has of all that ops put out."""
-    found = sum(size for name, size in seen.made_on.items() if name.endswith(device))
-    return found / max(1, sum(seen.made_on.values()))
+    there = sum(size for name, size in measured.made_on.items() if name.endswith(device))
+    return there / max(1, sum(measured.made_on.values()))
 
 
 class _Placed:
@@ -229,13 +231,15 @@ def of_pipeline(
 ) -> Memory:
     """Pipelines whose stages run the legs of this trace on micro-batches, in the order of a schedule."""
     num_stages = len(rows[0])
-    acts = [Act.of(leg.function, leg.inputs, ["start", "end", *leg.outputs]) for leg in legs.parts.values()]
-    seen = _rehearsed(traced, optimizer, part, acts)
-    by_leg = dict(zip(legs.parts, seen.acts, strict=True))
+    functions = [
+        Function.of(leg.function, leg.inputs, ["start", "end", *leg.outputs]) for leg in legs.parts.values()
+    ]
+    measured = _measured(traced, optimizer, part, functions)
+    by_leg = dict(zip(legs.parts, measured.functions, strict=True))
     trained = {parameter.ref() for parameter in traced.parameters}
     whole = max(1, sum(size_of(parameter) for parameter in traced.parameters))
     kept = alive(schedule(num_stages, num_micro_batches))
-    found = []
+    footprints = []
     for row in rows:
         for place, device in enumerate(dict.fromkeys([*row, *homes_of([traced])])):
             variables = [
@@ -245,19 +249,19 @@ def of_pipeline(
             gradients = _gradient_bytes(
                 traced, [v for v in variables if v.ref() in trained], num_micro_batches
             )
-            activations = round(seen.update * parameters / whole)
+            activations = round(measured.update * parameters / whole)
             if place < num_stages:
                 there = by_leg.get(place, NOTHING)
                 back = by_leg.get(backward_leg(place, num_stages), NOTHING)
                 left = max(0, there.after - there.before)  # what a micro-batch leaves until it comes back
                 working = max(there.peak - there.before, left + back.peak - back.before)
                 activations = max((kept[place] - 1) * left + working, activations)
-            slots = round(seen.slots * parameters / whole)
+            slots = round(measured.slots * parameters / whole)
             own = [v for v in traced.variables if home_of(v) is None and _lies_on(v, device)]
-            more = seen.slots if _makes_slots_on(optimizer, device) else 0
+            more = measured.slots if _makes_slots_on(optimizer, device) else 0
             held = sum(map(size_of, variables)) + sum(map(size_of, own))
-            found.append(Footprint(device, held, slots + more, gradients, activations))
-    return Memory(tuple(found))
+            footprints.append(Footprint(device, held, slots + more, gradients, activations))
+    return Memory(tuple(footprints))
 
 
 def _lies_on(variable: tf.Variable, device: str) -> bool:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from colonnade.reason.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
 from colonnade.run.batch.zeros import skeleton, zeros_for
-from colonnade.run.memory.dry_run import Act, Play, Seen, rehearse
-from colonnade.run.memory.estimate import play_of, size_of
+from colonnade.run.memory.dry_run import Function, Job, JobMemory, dry_run
+from colonnade.run.memory.estimate import job_of, size_of
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.traced import Traced
@@ -67,8 +67,8 @@ def _measured(
         seconds.append(time)
     if not with_memory:
         return [Layer(name, time) for name, time in zip(layers.names, seconds, strict=True)]
-    seen = rehearse([work.play(optimizer) for work in works])
-    costs = [work.bytes(one) for work, one in zip(works, seen, strict=True)]
+    measured = dry_run([work.job(optimizer) for work in works])
+    costs = [work.bytes(one) for work, one in zip(works, measured, strict=True)]
     return [Layer(n, t, *cost) for n, t, cost in zip(layers.names, seconds, costs, strict=True)]
 
 
@@ -96,19 +96,19 @@ class _Work(Traced):
 
         super().__init__(both, taken)
 
-    def play(self, optimizer: Any) -> Play:
+    def job(self, optimizer: Any) -> Job:
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]
         parts = StageCut(self, 1).parts.values()
-        acts = [Act.of(part.function, part.inputs, ["start", "end", *part.outputs]) for part in parts]
-        return play_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), acts)
+        functions = [Function.of(p.function, p.inputs, ["start", "end", *p.outputs]) for p in parts]
+        return job_of(self, self.parameters, gradients, optimizer, skeleton(self._taken), functions)
 
-    def bytes(self, seen: Seen) -> tuple[int, int, int]:
+    def bytes(self, measured: JobMemory) -> tuple[int, int, int]:
         """What stays, what a micro-batch leaves until it comes back, and what work takes besides."""
-        there, back = seen.acts[0], seen.acts[-1]
+        there, back = measured.functions[0], measured.functions[-1]
         gradients = sum(map(size_of, self.parameters))
-        left = max(0, there.after - there.before) if len(seen.acts) > 1 else 0
+        left = max(0, there.after - there.before) if len(measured.functions) > 1 else 0
         # A new gradient is there beside the sum of those before it.
-        kept = sum(map(size_of, self.variables)) + seen.slots + 2 * gradients
+        kept = sum(map(size_of, self.variables)) + measured.slots + 2 * gradients
         working = max(there.peak - there.before - left, back.peak - back.before - gradients, 0)
         return round(HEADROOM * kept), round(HEADROOM * left), round(HEADROOM * working)
 

@@ -221,10 +221,6 @@ class Homes:
         variables = [*self.parameters, *self.slots]
         return {v.name: owned.get(v.ref(), v).device for v in variables}
 
-    def streams(self) -> list[tf.Variable]:
-        """The states of the replicas' random generators."""
-        return [copy for state in self.states.values() if state.random for copy in state.copies]
-
     def take_assigned(self, mean: Mean) -> list[Any]:
         """Ops that give trained variables what the function assigned to them: before the update."""
         values = [(state, state.value(mean)) for state in self.states.values() if state.trained]
