@@ -72,7 +72,8 @@ def test_calls_end_at_log_lines_and_take_half_a_second():
     assert stream.taken == [1, 5, 2, 5, 3, 4]
     assert stream.held == [20, 19, 14, 12, 7, 4]
     assert [record.step for record in history.records] == [8, 16, 20]
-    assert len(history.losses) == 20 and history.examples == 80
+    assert len(history.losses) == 20
+    assert history.examples == 80
 
 
 def test_calls_end_at_saves_too():
