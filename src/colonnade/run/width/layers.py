@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.errors import Problem
-from colonnade.hardware.layout import is_count
+from colonnade.errors import Problem, whole
 from colonnade.run.move.on_device import copies, on, total
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.variables.parts import Parts
@@ -83,7 +82,7 @@ class Dense(SplitLayer):
         )
         axes = {"kernel": split_axis(split), "bias": 0 if split == "columns" else None}
         problems = [
-            *_miscounted("units", units),
+            *whole("units", units, 1, like=1024, numpy=True),
             *elementwise(self.activation, split, gather),
             *rules.problems(axes),
         ]
@@ -240,8 +239,8 @@ class Embedding(SplitLayer):
             constraints={"embeddings": embeddings_constraint},
         )
         problems = [
-            *_miscounted("input_dim", input_dim),
-            *_miscounted("output_dim", output_dim),
+            *whole("input_dim", input_dim, 1, like=1024, numpy=True),
+            *whole("output_dim", output_dim, 1, like=1024, numpy=True),
             *rules.problems({"embeddings": split_axis(split)}),
         ]
         super().__init__(
@@ -347,8 +346,3 @@ def read(device: str, weights: Sequence[Any]) -> list[Any]:
     """The values of variables, read where they live."""
     with tf.device(device):
         return [tf.convert_to_tensor(weight) for weight in weights]
-
-
-def _miscounted(argument: str, value: Any) -> Iterator[Problem]:
-    if not is_count(value):
-        yield Problem(argument, value, "must be a whole number from 1 up", f"Try {argument}=1024")

@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import Problem, check
-from colonnade.hardware.layout import is_count
+from colonnade.errors import Problem, check, is_whole
 from colonnade.run.move.on_device import on, total
 from colonnade.run.variables.parts import Parts, joined
 
@@ -73,7 +72,7 @@ def top_k(logits: Any, k: int) -> tuple[Any, Any]:
     """
     logits = _as_parts(logits)
     rule = f"must be a whole number from 1 to the {logits.width} columns"
-    good = is_count(k) and k <= logits.width
+    good = is_whole(k, 1, logits.width, numpy=True)
     check("cn.width.top_k()", [] if good else [Problem("k", k, rule, "Ask for fewer")])
     best = []
     for device, part, start in zip(logits.devices, logits.tensors, logits.starts, strict=True):
