@@ -50,12 +50,12 @@ def softmax_cross_entropy(labels: Any, logits: Any) -> Any:
 
     def losses(exponentials: Any, targets: Any, weights: Any) -> Any:
         weight = tf.math.unsorted_segment_sum(weights, rows, num_rows)
-        found = weight * tf.math.log(exponentials) - targets
-        return tf.cast(tf.reshape(found, shape), logits.tensors[0].dtype)
+        loss = weight * tf.math.log(exponentials) - targets
+        return tf.cast(tf.reshape(loss, shape), logits.tensors[0].dtype)
 
-    found = on(first, losses, exponentials, targets, weights)
-    found.set_shape(logits.tensors[0].shape[:-1])
-    return found
+    loss = on(first, losses, exponentials, targets, weights)
+    loss.set_shape(logits.tensors[0].shape[:-1])
+    return loss
 
 
 @tf.autograph.experimental.do_not_convert
@@ -77,13 +77,13 @@ def top_k(logits: Any, k: int) -> tuple[Any, Any]:
     best = []
     for device, part, start in zip(logits.devices, logits.tensors, logits.starts, strict=True):
         with tf.device(device):
-            found = tf.math.top_k(part, min(k, part.shape[-1]))
-            best.append((found.values, found.indices + start))
+            own = tf.math.top_k(part, min(k, part.shape[-1]))
+            best.append((own.values, own.indices + start))
     first = logits.devices[0]
     values, columns = (joined(side, first) for side in zip(*best, strict=True))
     with tf.device(first):
-        found = tf.math.top_k(values, k)
-        return found.values, tf.gather(columns, found.indices, batch_dims=columns.shape.rank - 1)
+        top = tf.math.top_k(values, k)
+        return top.values, tf.gather(columns, top.indices, batch_dims=columns.shape.rank - 1)
 
 
 def _as_parts(logits: Any) -> Parts:
