@@ -34,7 +34,7 @@ import tensorflow as tf
 import trainings
 
 import colonnade as cn
-from colonnade.run.checkpoint import directory, saver, tensor_files
+from colonnade.run.checkpoint import directory, tensor_files, writer
 
 STEPS, EVERY = 60, 5
 X = np.random.default_rng(0).normal(size=(103, 4)).astype("float32")
@@ -144,7 +144,7 @@ def points_in_a_save(reached: Callable[[str], None]) -> None:
     open_path = Path.open
     Path.open = opened
     Path.mkdir = wrapped("mkdir", Path.mkdir)
-    saver.write = wrapped("write", tensor_files.write)
+    writer.write = wrapped("write", tensor_files.write)
     directory._remove = wrapped("remove", directory._remove)
     calls = {name: staticmethod(wrapped(name, getattr(os, name))) for name in ("rename", "fsync")}
     directory.os = type("os", (), {**vars(os), **calls})
@@ -308,7 +308,7 @@ if __name__ == "__main__":
     # What was imported stays: forks need not look for garbage in it, nor often, as in conftest.py.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    directory, action, *arguments = sys.argv[1:]
+    folder, action, *arguments = sys.argv[1:]
     actions = {
         "test": some,
         "random": random_kills,
@@ -316,4 +316,4 @@ if __name__ == "__main__":
         "signals": signals,
         "launches": launches,
     }
-    print(json.dumps(actions[action](Path(directory), *arguments)))
+    print(json.dumps(actions[action](Path(folder), *arguments)))

@@ -125,7 +125,7 @@ def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, 
 
     from colonnade.cli import app
     from colonnade.run.selftest import selftest
-    from colonnade.run.selftest.check import Result
+    from colonnade.run.selftest.verdict import Result
 
     result = Result("a", "b", "c", state, "d", 0.1, {})
     monkeypatch.setattr(selftest, "examine", lambda devices: iter([result]))
@@ -138,7 +138,7 @@ def test_selftest_tells_by_its_exit_code_and_json(monkeypatch, tmp_path, state, 
 QUICK = """
 import sys
 from colonnade.run.selftest import selftest
-from colonnade.run.selftest.check import Result
+from colonnade.run.selftest.verdict import Result
 selftest.start = lambda count: ("/device:CPU:0",)
 selftest.examine = lambda devices: iter([Result("a", "b", "c", "passed", "d", 0.1, {})])
 from colonnade.cli import main

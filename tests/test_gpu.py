@@ -1,6 +1,5 @@
 import pytest
 
-from colonnade.errors import InvalidArgument
 from colonnade.hardware import gpu
 from colonnade.hardware.cards import Card, Instance
 
@@ -110,45 +109,3 @@ def test_devices_that_tensorflow_was_told_to_use():
         (2, None, None),
         (3, 0, "/device:GPU:0"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "index"),
-    [
-        ("/device:GPU:0", 3),
-        ("/job:localhost/replica:0/task:0/device:GPU:1", 1),
-        ("GPU:0", 3),
-        ("/gpu:1", 1),
-        ("GPU-c12f20bd-d72c", 2),
-        ("GPU-c1", 2),
-        ("00000000:02:00.0", 2),
-        ("0000:02:00.0", 2),
-        ("03:00.0", 3),
-    ],
-)
-def test_find_by_any_name(name, index):
-    rows = gpu.names(CARDS, {**BUS, "CUDA_VISIBLE_DEVICES": "3,1"})
-    assert gpu.find(rows, name).index == index
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("/device:GPU:2", "no card of this process"),
-        ("GPU-89", "more than one"),
-        ("", "no card"),
-        ("07:00.0", "no card"),
-    ],
-)
-def test_find_refuses_what_names_no_card(name, says):
-    rows = gpu.names(CARDS, {**BUS, "CUDA_VISIBLE_DEVICES": "3,1"})
-    with pytest.raises(InvalidArgument, match=says):
-        gpu.find(rows, name)
-
-
-def test_every_name_leads_to_every_other():
-    rows = gpu.names(CARDS, {**BUS, "CUDA_VISIBLE_DEVICES": "2,0,3"})
-    for row in rows:
-        assert gpu.find(rows, row.uuid) is row
-        assert gpu.find(rows, row.bus_id) is row
-        assert row.device is None or gpu.find(rows, row.device) is row

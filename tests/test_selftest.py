@@ -26,7 +26,7 @@ from colonnade.run.move.reduce import reduce, spread
 from colonnade.run.parallel import parallel
 from colonnade.run.selftest import equivalence, movement, selftest
 from colonnade.run.selftest import report as reports
-from colonnade.run.selftest.check import Check, Result, Verdict
+from colonnade.run.selftest.verdict import Result, SelfCheck, Verdict
 from colonnade.run.step import objective
 from colonnade.run.sync import workers
 from colonnade.run.trace.traced import Traced
@@ -80,7 +80,7 @@ def test_precision_of_products_is_put_back():
         seen.append(tf.config.experimental.tensor_float_32_execution_enabled())
         return Verdict(True, "")
 
-    list(selftest.examine(DEVICES, [Check("look", "", "", look)]))
+    list(selftest.examine(DEVICES, [SelfCheck("look", "", "", look)]))
     assert seen == [False]
     assert tf.config.experimental.tensor_float_32_execution_enabled() == before
 
@@ -482,10 +482,10 @@ def test_an_error_is_a_failure_and_says_where():
     def broken(devices):
         return reduce([[tf.ones(2)]], devices, ())
 
-    (result,) = selftest.examine(DEVICES, [Check("broken", "a", "b", broken)])
+    (result,) = selftest.examine(DEVICES, [SelfCheck("broken", "a", "b", broken)])
     assert result.state == "failed"
     assert (result.found, bool(result.words)) == ("ValueError", True)
-    assert any(re.fullmatch(r"run/reduce\.py:\d+ reduce", place) for place in result.figures["where"])
+    assert any(re.fullmatch(r"run/move/reduce\.py:\d+ reduce", place) for place in result.figures["where"])
 
 
 def private(text):
@@ -512,14 +512,14 @@ def test_the_bundle_of_a_failure_tells_nothing_private(monkeypatch):
     def broken(devices):
         raise OSError(secret)
 
-    (result,) = selftest.examine(DEVICES, [Check("a", "b", "c", broken)])
+    (result,) = selftest.examine(DEVICES, [SelfCheck("a", "b", "c", broken)])
     assert result.words == secret
     monkeypatch.setattr(tf, "__version__", "2.21.0+ada.host17")
     plain = reports.bundle(DEVICES, [replace(result, figures={**result.figures, "GB/s": float("inf")})])
     (told,) = plain["results"]
     assert {name: told[name] for name in ("found", "state")} == {"found": "OSError", "state": "failed"}
     assert told["figures"] == {"where": result.figures["where"], "GB/s": "inf"}
-    assert set(told) == set(reports.TOLD)
+    assert set(told) == set(reports.FIELDS)
     assert plain["versions"]["tensorflow"] == "2.21.0"
     assert re.findall("Ada|host-?17|password", json.dumps(plain, allow_nan=False), re.I) == []
 

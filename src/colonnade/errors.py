@@ -14,8 +14,11 @@ ColonnadeError
 └── DiskFull (OSError)                there is no room for another checkpoint
 """
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeGuard
 
 RESUMABLE = 75  # EX_TEMPFAIL: the exit code by which a program asks to be started again
 
@@ -149,6 +152,28 @@ class DiskFull(ColonnadeError, OSError):
 
 def check(where: str, problems: Iterable[Problem]) -> None:
     """Raise one error that lists all `problems`, if there are any."""
-    all_problems = tuple(problems)
-    if all_problems:
-        raise InvalidArgument(where, all_problems)
+    amiss = tuple(problems)
+    if amiss:
+        raise InvalidArgument(where, amiss)
+
+
+def is_whole(
+    value: object, least: int | None = None, most: int | None = None, *, numpy: bool = False
+) -> TypeGuard[int]:
+    """Whether a value is a whole number, from `least` and to `most` where they are given.
+
+    True and False are none. NumPy's integers are some with `numpy=True`: for who takes them as they are, not
+    for JSON, which has no word for them, nor for TensorFlow, which takes them for 64 bits.
+    """
+    if numpy and not isinstance(value, bool) and getattr(value, "ndim", 0) == 0:
+        with suppress(TypeError):
+            value = operator.index(value)  # type: ignore[arg-type]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def whole(argument: str, value: object, least: int, *, like: int, numpy: bool = False) -> Iterator[Problem]:
+    """A problem, if the value of an argument is not a whole number from `least` up, such as `like`."""
+    if not is_whole(value, least, numpy=numpy):
+        yield Problem(argument, value, f"must be a whole number from {least} up", f"Try {argument}={like}")

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from colonnade.describe import matrix, speeds
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import InvalidArgument, Problem, check, is_whole
 
 # Up to this many devices `best` looks at every choice; beyond, it grows one from every device.
 EXACT = 16
@@ -147,7 +147,7 @@ class Topology:
         """
         candidates = tuple(range(len(self))) if among is None else tuple(sorted(set(among)))
         check("Topology.best()", self._index_problems("among", *candidates))
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(candidates):
+        if not is_whole(k, 1, len(candidates)):
             rule = f"must be a whole number from 1 to {len(candidates)}"
             raise InvalidArgument("Topology.best()", [Problem("k", k, rule, "Ask for fewer devices")])
         rank = self._ranks()
@@ -177,11 +177,7 @@ class Topology:
 
     def _index_problems(self, argument: str, *indices: int) -> list[Problem]:
         rule, fix = f"no such device among {len(self)}", f"Indices go from 0 to {len(self) - 1}"
-        return [
-            Problem(argument, i, rule, fix)
-            for i in indices
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(self)
-        ]
+        return [Problem(argument, i, rule, fix) for i in indices if not is_whole(i, 0, len(self) - 1)]
 
     @classmethod
     def build(
@@ -208,7 +204,7 @@ class Topology:
         >>> cn.Topology.uniform(3, link="NV4").link(0, 2).kind
         'NV4'
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if not is_whole(n, 1):
             rule = "must be a whole number from 1 up"
             raise InvalidArgument("Topology.uniform()", [Problem("n", n, rule, "Try Topology.uniform(2)")])
         each = link if isinstance(link, Link) else Link.of(link)

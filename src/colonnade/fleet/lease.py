@@ -24,7 +24,7 @@ from typing import Self
 
 import psutil
 
-from colonnade.errors import InvalidArgument, LeaseTimeout
+from colonnade.errors import InvalidArgument, LeaseTimeout, is_whole
 from colonnade.fleet.records import LeaseRecord, alone
 
 DIRECTORY = "COLONNADE_LEASES"  # the environment variable that names the directory of leases
@@ -263,7 +263,7 @@ def _share(says: object) -> str:
 
 
 def _whole(says: object) -> int:
-    if not isinstance(says, int) or not 0 < says < 2**31:
+    if not is_whole(says, 1, 2**31 - 1):
         raise ValueError("not a count, nor the number of a process")
     return says
 

@@ -61,7 +61,7 @@ def names(
         >>> rows = names(cards, {"CUDA_VISIBLE_DEVICES": "2,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
         >>> [(row.index, row.ordinal, row.device) for row in rows]
         [(0, 1, '/device:GPU:1'), (1, None, None), (2, 0, '/device:GPU:0')]
-        >>> find(rows, "/device:GPU:0").uuid
+        >>> next(row.uuid for row in rows if row.device == "/device:GPU:0")
         'GPU-2a'
     """
     parts = [(card, part) for card in cards for part in (card.instances if card.mig else (None,))]
@@ -87,23 +87,6 @@ def names(
             )
         )
     return tuple(rows)
-
-
-def find(rows: Sequence[Names], name: str) -> Names:
-    """The row with this UUID (or the start of one), PCI bus id, or TensorFlow device."""
-    wanted = _device(name)
-    found = [row for row in rows if wanted is not None and row.device == wanted]
-    found = found or [row for row in rows if _bus(name) and _bus(row.bus_id) == _bus(name)]
-    found = (
-        found
-        or [row for row in rows if row.uuid == name]
-        or [row for row in rows if row.uuid.startswith(name)]
-    )
-    if len(found) == 1 and name:
-        return found[0]
-    known = "; ".join(" ".join(filter(None, (row.uuid, row.bus_id, row.device))) for row in rows) or "none"
-    rule = "names more than one card" if found and name else "is no card of this process"
-    raise InvalidArgument("find()", [Problem("name", name, rule, f"Known: {known}")])
 
 
 def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> tuple[Card, ...]:
@@ -182,15 +165,3 @@ def _first(card: Card) -> tuple[Card, Instance | None] | None:
     if card.mig:
         return (card, card.instances[0]) if card.instances else None
     return (card, None)
-
-
-def _device(name: str) -> str | None:
-    """`/device:GPU:1` for any way to write it: `GPU:1`, `/gpu:1`, or with job, replica and task."""
-    found = re.fullmatch(r"(?:.*/)?(?:device:)?gpu:([0-9]{1,4})", name, re.IGNORECASE)
-    return f"/device:GPU:{int(found[1])}" if found else None
-
-
-def _bus(name: str) -> tuple[int, ...] | None:
-    """A bus id as numbers: NVML writes eight digits of domain, CUDA and TensorFlow four."""
-    found = re.fullmatch(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-9A-Fa-f])", name)
-    return tuple(int(part or "0", 16) for part in found.groups()) if found else None

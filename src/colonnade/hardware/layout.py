@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from colonnade.errors import Problem, check
+from colonnade.errors import Problem, check, is_whole
 from colonnade.hardware.cards import Card
 from colonnade.hardware.gpu import SETUP_MEMORY, SETUP_VIRTUAL
 
@@ -95,25 +95,20 @@ def listed(devices: Any) -> Any:
     """What a user passes as `devices=`: None, a count, or a tuple of positions and names."""
     if isinstance(devices, str):
         return (devices,)
-    if _is_whole(devices) or devices is None or not isinstance(devices, Iterable):
+    if is_whole(devices, numpy=True) or devices is None or not isinstance(devices, Iterable):
         return devices
-    return tuple(operator.index(d) if _is_whole(d) else d for d in devices)
+    return tuple(operator.index(d) if is_whole(d, numpy=True) else d for d in devices)
 
 
 def is_count(value: Any) -> bool:
-    return _is_whole(value) and value >= 1
-
-
-def _is_whole(value: Any) -> bool:
-    """An integer of Python's or NumPy's; True and False are none."""
-    return not isinstance(value, bool) and hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
+    return is_whole(value, 1, numpy=True)
 
 
 def _chosen(request: Request, cards: Sequence[Card]) -> tuple[int, ...]:
     devices = listed(request.devices)
     if devices is None:
         return (0,) if request.virtual else tuple(range(len(cards)))
-    if _is_whole(devices):
+    if is_whole(devices, numpy=True):
         return tuple(range(devices))
     return tuple(sorted(_position(d, cards) for d in devices))
 
@@ -192,7 +187,7 @@ def _name_problems(devices: tuple[Any, ...], cards: Sequence[Card]) -> Iterator[
             known = ", ".join(card.uuid for card in cards) or "none"
             rule = f"no visible card has this UUID; {_have(cards)}"
             yield Problem("devices", d, rule, f"Known UUIDs: {known}")
-        elif not isinstance(d, str) and not (_is_whole(d) and 0 <= d <= last):
+        elif not isinstance(d, str) and not is_whole(d, 0, last, numpy=True):
             yield Problem("devices", d, f"no such position; {_have(cards)}", f"Positions go from 0 to {last}")
 
 

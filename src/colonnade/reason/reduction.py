@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from colonnade.describe.topology import Topology
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, is_whole
 
 Round = tuple[tuple[int, int], ...]  # pairs (source, target); all pairs of a round run at once
 
@@ -28,7 +28,7 @@ def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
         >>> list(reduction(Topology.groups([[0, 1], [2, 3]])))
         [((1, 0), (3, 2)), ((2, 0),)]
     """
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < len(topology):
+    if not is_whole(root, 0, len(topology) - 1):
         rule, fix = f"no such device among {len(topology)}", f"Indices go from 0 to {len(topology) - 1}"
         raise InvalidArgument("reduction()", [Problem("root", root, rule, fix)])
     return _rounds(topology, _towards(root, _tree(topology, root)))

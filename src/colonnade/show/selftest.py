@@ -6,7 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colonnade.run.selftest.check import Result
+from colonnade.run.selftest.verdict import Result
 
 MARKS = {"passed": ("passed", "green"), "failed": ("FAILED", "bold red"), "not applicable": ("n/a", "dim")}
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from colonnade.errors import Problem, check
+from colonnade.errors import Problem, check, is_whole
 from colonnade.run.data.iterator_state import CHOICES
 
 
@@ -47,15 +46,11 @@ class Checkpoint:
     def _problems(self) -> Iterator[Problem]:
         if not isinstance(self.directory, str | Path) or not str(self.directory):
             yield Problem("directory", self.directory, "must be a path", "Try 'runs/first'")
-        if not _whole(self.every):
+        if not is_whole(self.every, 1):
             yield Problem("every", self.every, "must be a number of steps from 1 up", "Try every=1000")
-        if self.keep is not None and not _whole(self.keep):
+        if self.keep is not None and not is_whole(self.keep, 1):
             yield Problem("keep", self.keep, "must be a whole number from 1 up, or None", "Try keep=3")
         if not isinstance(self.resume, bool):
             yield Problem("resume", self.resume, "must be True or False", "Leave it out")
         if self.data not in CHOICES:
             yield Problem("data", self.data, f"must be one of {', '.join(CHOICES)}", "Leave it out")
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -60,8 +60,8 @@ class Archive:
 
     def saved(self, *, thorough: bool = False) -> list[Saved]:
         """Every committed step, oldest first, and what was set aside; thorough reads every byte."""
-        found = [(STEP.fullmatch(name) or ASIDE.fullmatch(name), name) for name in self._names()]
-        steps = sorted((int(match[1]), name) for match, name in found if match)
+        matches = [(STEP.fullmatch(name) or ASIDE.fullmatch(name), name) for name in self._names()]
+        steps = sorted((int(match[1]), name) for match, name in matches if match)
         saved = [self._listed(step, name, thorough=thorough) for step, name in steps]
         # A training that goes on takes its name from an old step before it removes anything in it.
         return [one for one in saved if one.flaw is None or os.path.lexists(one.path)]

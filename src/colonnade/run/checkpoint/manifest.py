@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+from colonnade.errors import is_whole
 
 MANIFEST = "manifest.json"
 SEAL = "manifest.json.sha256"
@@ -86,7 +88,7 @@ class Manifest:
             plain = json.loads(text)
             if plain["format"] != FORMAT:
                 said = f"it has format {plain['format']!r}, and this version of Colonnade reads {FORMAT}"
-                raise Unread(said) if type(plain["format"]) is int else Flaw(said)
+                raise Unread(said) if is_whole(plain["format"]) else Flaw(said)
             known = {entry.name for entry in fields(cls)}
             files = {str(name): File(**facts) for name, facts in plain.pop("files").items()}
             plain["loss"] = _number(plain["loss"])
@@ -95,7 +97,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Flaw(f"{MANIFEST} is not a manifest ({type(error).__name__}: {error})") from None
         counts = (manifest.step, manifest.examples, manifest.skipped, manifest.fit, manifest.begin)
-        if not all(map(_count, counts)):
+        if not all(is_whole(count, 0) for count in counts):
             raise Flaw(f"{MANIFEST} has a count that is not a whole number")
         return manifest
 
@@ -108,28 +110,24 @@ class Manifest:
             "fit": self.fit >= 1,
             "begin": self.begin <= self.step,
             "stopped": isinstance(self.stopped, bool),
-            "devices": _count(self.devices) and self.devices >= 1,
+            "devices": is_whole(self.devices, 1),
             "mode": _texts(self.mode),
             "versions": _texts(self.versions),
             "written": _moment(self.written),
             "staleness": isinstance(self.staleness, dict)
-            and all(age.isdecimal() and _count(count) for age, count in self.staleness.items()),
+            and all(age.isdecimal() and is_whole(count, 0) for age, count in self.staleness.items()),
             "data": isinstance(data.get("kind"), str)
             and isinstance(data.get("spec"), str)
-            and type(data.get("cardinality")) is int
-            and _count(epochs)
-            and _count(passes)
+            and is_whole(data.get("cardinality"))
+            and is_whole(epochs, 0)
+            and is_whole(passes, 0)
             and passes <= epochs
             and data.get("batches") == self.step - self.begin
             and isinstance(before, list)
             and len(before) == self.fit - 1
-            and all(map(_count, before)),
+            and all(is_whole(count, 0) for count in before),
         }
         return (name for name, fit in fits.items() if not fit)
-
-
-def _count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
 
 
 def _texts(value: Any) -> bool:

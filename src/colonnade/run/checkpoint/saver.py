@@ -7,8 +7,8 @@ then a thread writes them, in TensorFlow's own format, while the training goes o
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,29 +20,33 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade import __version__
-from colonnade.errors import DamagedCheckpoint, DiskFull, InvalidArgument, Problem, check
+from colonnade.errors import DamagedCheckpoint, InvalidArgument, Problem, check
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.directory import Archive, make
 from colonnade.run.checkpoint.lock import LOCK, owned
 from colonnade.run.checkpoint.manifest import Manifest
+from colonnade.run.checkpoint.program_exit import interactive, leave
 from colonnade.run.checkpoint.restore import restore
-from colonnade.run.checkpoint.tensor_files import read, write
-from colonnade.run.data.batches import Batches
+from colonnade.run.checkpoint.tensor_files import read
+from colonnade.run.checkpoint.writer import Writer
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
+from colonnade.run.engine.protocols import Steps, Stream
 from colonnade.run.variables.saved_state import REPLICAS, Resumable
 
 # Seconds for which a fit that was told to end goes on towards its next join.
 PATIENCE = 10.0
 
 
-class Keeper:
+class Saver:
     """The checkpoints of one fit; a context manager that owns their directory meanwhile.
 
     Args:
         checkpoint: where and how often.
         engine: what is saved.
         mode: how it trains, for the manifest.
-        before: of each fit that the program finished with this directory, the passes through its data.
+        before: of each fit that the program finished with this directory, the passes through its data;
+            this fit is added when it has ended.
         epochs: what the fit was told; the state of a dataset's iterator is bound to it.
     """
 
@@ -51,56 +55,38 @@ class Keeper:
         checkpoint: Checkpoint,
         engine: Resumable,
         mode: Mapping[str, str],
-        before: Sequence[int],
+        before: list[int],
         epochs: int | None,
     ) -> None:
         self._checkpoint, self._engine, self._mode = checkpoint, engine, dict(mode)
-        self._before, self._fit, self._epochs = list(before), len(before) + 1, epochs
+        self._before, self._fit, self._epochs = before, len(before) + 1, epochs
         self._archive = Archive(Path(checkpoint.directory))
+        self._directory = self._archive.directory
         self._stack = ExitStack()
-        self._pending: Future[None] | None = None
         self._begin = self._last = 0
         self._latest: Record | None = None
-        self.found: Manifest | None = None  # what to go on from
+        self._saved: Manifest | None = None  # what to go on from
         self.stalled = 0.0  # seconds that steps waited for saves
-
-    @property
-    def exact(self) -> bool:
-        """Whether the place in the data is kept."""
-        return self._checkpoint.data == "exact"
-
-    @property
-    def seeks(self) -> bool:
-        """Whether the data are brought to a saved place before the first step."""
-        return self.exact and self.found is not None and self.found.fit == self._fit
-
-    @property
-    def directory(self) -> Path:
-        return self._archive.directory
-
-    @property
-    def saved_step(self) -> int | None:
-        """The newest step in the directory."""
-        return self._archive.last()
 
     @property
     def over(self) -> bool:
         """Whether the saved run had this fit behind it."""
-        return self.found is not None and (self.found.fit > self._fit or self.found.stopped)
+        return self._saved is not None and (self._saved.fit > self._fit or self._saved.stopped)
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "Saver":
         try:
-            make(self.directory)
-            (self.directory / LOCK).touch()
+            make(self._directory)
+            (self._directory / LOCK).touch()
         except OSError as error:
             rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
-            problem = Problem("directory", str(self.directory), rule, fix)
+            problem = Problem("directory", str(self._directory), rule, fix)
             raise InvalidArgument("Checkpoint()", [problem]) from None
         with ExitStack() as stack:
-            self._ownership = stack.enter_context(owned(self.directory))
-            self._writer = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
+            ownership = stack.enter_context(owned(self._directory))
+            thread = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
+            self._writer = Writer(self._archive, ownership, self._checkpoint.keep, thread)
             self._archive.sweep()
-            self.found = self._find()
+            self._saved = self._find()
             self._stack = stack.pop_all()
         return self
 
@@ -109,7 +95,7 @@ class Keeper:
     ) -> None:
         with self._stack:
             try:
-                self._wait()
+                self._writer.wait()
             except Exception as failed:
                 if error is None:
                     raise
@@ -120,13 +106,13 @@ class Keeper:
         if not self._checkpoint.resume and self._fit == 1 and self._archive.last() is not None:
             rule = "holds the checkpoints of a run, and resume=False does not go on from them"
             problem = Problem(
-                "directory", str(self.directory), rule, "Name another directory, or move it away"
+                "directory", str(self._directory), rule, "Name another directory, or move it away"
             )
             raise InvalidArgument("Checkpoint()", [problem])
         saved, damaged = self._archive.newest()
         if saved is None and damaged:
             flaws = {one.path.name: str(one.flaw) for one in damaged}
-            raise DamagedCheckpoint(str(self.directory), flaws)
+            raise DamagedCheckpoint(str(self._directory), flaws)
         for one in damaged:
             assert saved is not None
             warnings.warn(
@@ -135,42 +121,49 @@ class Keeper:
             self._archive.set_aside(one)
         if saved is None or saved.manifest is None or saved.manifest.fit < self._fit:
             return None
-        self._saved = saved.path
+        self._folder = saved.path
         return saved.manifest
 
-    def follow(self, batches: Batches) -> Batches:
-        """Keep the place in these batches."""
-        self.batches = batches
-        return batches
+    def stream(self, loop: Steps, data: FitData, limit: int | None) -> Stream:
+        """The steps of the fit, of which the place in the data is kept; not more than are held (`hold`)."""
+        exact = self._checkpoint.data == "exact"
+        # Where the data are brought to a saved place, nothing may be fetched before.
+        self._seeks = exact and self._saved is not None and self._saved.fit == self._fit
+        self._batches = data.batches(self._unseen(data.dataset), exact=exact, ahead=not self._seeks)
+        return loop.along(self._batches)
 
-    def arranged(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _unseen(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The data of this fit, without what is to be skipped."""
-        if self.found is None or self.over or self._checkpoint.data != "skip":
+        if self._saved is None or self.over or self._checkpoint.data != "skip":
             return dataset
-        return dataset.skip(self.found.step - self.found.begin)
+        return dataset.skip(self._saved.step - self._saved.begin)
 
-    def start(self, step: int) -> None:
-        """Before the first step: bring data and engine to the saved step, if there is one."""
+    def start(self, step: int) -> Manifest | None:
+        """Before the first step: bring data and engine to the saved step; what it says, if there is one."""
         self._begin, self._last = step, step
-        if self.found is not None:
-            self._begin, self._last = self.found.begin, self.found.step
-            if self.found.fit == self._fit:
-                check("fit()", self._data_problems(self.found.data, self.batches.spec))
-                saved = self.found.data
-                if self.seeks or self.batches.like() is None:
-                    self.batches.seek(read(self._saved, "data"), saved["passes"], saved["batches"])
-                if self.found.stopped:
-                    self._warn_of_stop(self.found.step)
-            else:
-                self.batches.pass_over(self.found.data["before"][self._fit - 1])
-        batch = self.batches.like()
+        if self._saved is not None:
+            self._begin, self._last = self._saved.begin, self._saved.step
+            self._go_to(self._saved)
+        batch = self._batches.like()
         if batch is None:
-            return  # no data at all, of which the trainer speaks
+            return None  # no data at all, of which the fit speaks
         self._engine.prepare(batch)
         for lost in self._engine.state().lost:
             warnings.warn(f"A run that goes on from a checkpoint will not be the same: {lost}.", stacklevel=2)
-        if self.found is not None:
-            restore(self._engine, self._saved, self.found.devices)
+        if self._saved is not None:
+            restore(self._engine, self._folder, self._saved.devices)
+        return self._saved
+
+    def _go_to(self, saved: Manifest) -> None:
+        """Bring the data to the place of a saved step."""
+        if saved.fit != self._fit:
+            self._batches.pass_over(saved.data["before"][self._fit - 1])
+            return
+        check("fit()", self._data_problems(saved, self._batches.spec))
+        if self._seeks or self._batches.like() is None:
+            self._batches.seek(read(self._folder, "data"), saved.data["passes"], saved.data["batches"])
+        if saved.stopped:
+            self._warn_of_stop(saved.step)
 
     def _warn_of_stop(self, step: int) -> None:
         warnings.warn(
@@ -179,8 +172,8 @@ class Keeper:
             stacklevel=2,
         )
 
-    def _data_problems(self, saved: Mapping[str, Any], spec: str) -> Iterator[Problem]:
-        step = self.found.step if self.found else 0
+    def _data_problems(self, manifest: Manifest, spec: str) -> Iterator[Problem]:
+        step, saved = manifest.step, manifest.data
         if saved["spec"] != spec:
             rule = f"has another structure than at step {step}, when it was {saved['spec']}"
             yield Problem("data", spec, rule, "Pass the same data, or use another directory")
@@ -189,10 +182,10 @@ class Keeper:
         if saved["kind"] != "exact":
             rule = f"step {step} was saved with data={saved['kind']!r}, without the place in the data"
             yield Problem("data", "exact", rule, f"Go on with data={saved['kind']!r}")
-        if saved["cardinality"] != self.batches.cardinality:
+        if saved["cardinality"] != self._batches.cardinality:
             rule = f"had {saved['cardinality']} at step {step}: the data are others"
             fix = "Pass the same data, or choose data='restart'"
-            yield Problem("data", f"{self.batches.cardinality} batches", rule, fix)
+            yield Problem("data", f"{self._batches.cardinality} batches", rule, fix)
         if saved["epochs"] != self._epochs:
             rule = (
                 f"the run was begun with epochs={saved['epochs']}, and its place in the data is bound to that"
@@ -204,7 +197,7 @@ class Keeper:
         due = (step // self._checkpoint.every + 1) * self._checkpoint.every
         return self._engine.next_join(due) - step
 
-    def can_save(self, step: int) -> bool:
+    def _can_save(self, step: int) -> bool:
         return self._engine.next_join(step) == step
 
     def can_end(self, step: int, waited: float) -> bool:
@@ -212,7 +205,7 @@ class Keeper:
 
         After a join the saved step serves any number of devices; but a scheduler waits for 30 seconds.
         """
-        return self.can_save(step) or waited > PATIENCE
+        return self._can_save(step) or waited > PATIENCE
 
     def after(self, record: Record, *, resting: bool, stopped: bool) -> None:
         """After some steps: save if it is time; raises what a save before this one came to.
@@ -223,56 +216,59 @@ class Keeper:
             stopped: whether a callback ended the fit.
         """
         self._latest = record
-        self.batches.note(record.step - self._begin)
-        if self._pending is not None and self._pending.done():
-            self._wait()
+        self._batches.note(record.step - self._begin)
+        self._writer.raise_failure()
         due = record.step // self._checkpoint.every > self._last // self._checkpoint.every
-        if due and resting and self.can_save(record.step):
+        if due and resting and self._can_save(record.step):
             self._save(record, stopped=stopped)
 
     def finish(self, *, stopped: bool) -> None:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
         if self._latest is not None and self._latest.step > self._last:
             self._save(self._latest, stopped=stopped)
-        self._wait()
+        self._writer.wait()
+
+    def ended(self, *, interrupted: bool) -> None:
+        """After the fit: it counts as finished, or the program ends with what is saved."""
+        if not interrupted:
+            self._before.append(self._batches.begun)
+        elif not interactive():
+            leave(self._archive.last(), self._directory)
 
     def _save(self, record: Record, *, stopped: bool) -> None:
         start = time.perf_counter()
-        self._wait()
+        self._writer.wait()
         state = self._engine.state()
         values = state.snapshot()
-        position = self.batches.position(record.step - self._begin)
+        taken = record.step - self._begin
+        position = self._batches.position(taken)
         self._last = record.step
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,
-            "batches": record.step - self._begin,
-            "spec": self.batches.spec,
-            "passes": self.batches.begun,
-            "cardinality": self.batches.cardinality,
-            "before": self._before,
+            "batches": taken,
+            "spec": self._batches.spec,
+            "passes": self._batches.begun,
+            "cardinality": self._batches.cardinality,
+            "before": list(self._before),
         }
-        self._pending = self._writer.submit(
-            self._write, record, values, position, data, state.random, stopped
-        )
+
+        def described() -> Manifest:
+            return self._described(record, values, data, state.random, stopped=stopped)
+
+        self._writer.begin(record.step, described, values, position)
         self.stalled += time.perf_counter() - start
 
-    def _wait(self) -> None:
-        """Until the save under way is on disk; raises what went wrong with it."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def _write(
+    def _described(
         self,
         record: Record,
         values: Mapping[str, Any],
-        position: Mapping[str, Any],
-        data: Mapping[str, Any],
+        data: dict[str, Any],
         random: frozenset[str],
+        *,
         stopped: bool,
-    ) -> None:
-        manifest = Manifest(
+    ) -> Manifest:
+        return Manifest(
             step=record.step,
             examples=record.examples,
             skipped=record.skipped,
@@ -284,28 +280,12 @@ class Keeper:
             staleness={str(age): count for age, count in record.staleness.items()},
             schedule=_schedule(values),
             generators=_generators(values, random, len(self._engine.devices)),
-            data=dict(data),
+            data=data,
             devices=len(self._engine.devices),
             mode=self._mode,
             versions=_versions(),
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-        def files(folder: Path) -> None:
-            try:
-                write(folder, "values", values)
-                write(folder, "data", position)
-            except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
-                raise DiskFull(str(self.directory), record.step) from None
-            self._ownership.check(record.step)
-
-        self._ownership.check(record.step)
-        try:
-            self._archive.commit(manifest, files)
-            self._archive.prune(self._checkpoint.keep)
-        except (OSError, tf.errors.OpError):
-            self._ownership.check(record.step)  # says more than what came of it
-            raise
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import InvalidArgument, Problem, check, is_whole
 from colonnade.run.trace.concrete import unconverted
 
 
@@ -81,7 +81,7 @@ def _is_sequence_of_batches(data: Any) -> bool:
 
 def _check_arrays(arrays: tuple[Any, ...], batch_size: Any, where: str) -> None:
     problems = []
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if not is_whole(batch_size, 1):
         rule = "must be the number of examples in a global batch"
         problems.append(Problem("batch_size", batch_size, rule, "Try batch_size=128"))
     leaves = tf.nest.flatten(arrays)

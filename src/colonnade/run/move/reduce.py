@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
 from colonnade.reason.reduction import Round, reduction
+from colonnade.run.move.num_bytes import num_bytes
 
 Order = tuple[Round, ...]
 
@@ -187,9 +188,8 @@ def _size(gradient: Any) -> tuple[int, bool]:
     if isinstance(gradient, tf.IndexedSlicesSpec):
         return 0, True
     if isinstance(gradient, tf.IndexedSlices):
-        return _size(gradient.values)[0] + _size(gradient.indices)[0], True
-    elements = gradient.shape.num_elements() or 0
-    return elements * gradient.dtype.size, False
+        return num_bytes(gradient.values) + num_bytes(gradient.indices), True
+    return num_bytes(gradient), False
 
 
 def _is_known(gradient: Any) -> bool:

@@ -17,14 +17,14 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
 from colonnade.run.parallel.parallel import Parallel
 from colonnade.run.selftest import reference
-from colonnade.run.selftest.check import Verdict
+from colonnade.run.selftest.verdict import Verdict
 from colonnade.run.train.trainer import Trainer
 
 STEPS = 5
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 # A loss, an optimizer, and the variables that are trained.
-Task = tuple[Callable[..., Any], Any, list[Any]]
+ToTrain = tuple[Callable[..., Any], Any, list[Any]]
 
 
 def set_up(devices: tuple[str, ...]) -> Verdict:
@@ -66,8 +66,8 @@ def split(devices: tuple[str, ...]) -> Verdict:
         same, first = Parallel(slices, devices, "concat")(tf.constant(rows))
         if not (np.array_equal(same, rows) and np.array_equal(first, firsts)):
             wrong.append(size)
-    found = f"batches of {', '.join(map(str, sizes))}"
-    return Verdict(not wrong, f"{found}; wrong for {wrong}" if wrong else found)
+    batches = f"batches of {', '.join(map(str, sizes))}"
+    return Verdict(not wrong, f"{batches}; wrong for {wrong}" if wrong else batches)
 
 
 def gradients(devices: tuple[str, ...]) -> Verdict:
@@ -94,9 +94,9 @@ def gradients(devices: tuple[str, ...]) -> Verdict:
     by_row = [np.concatenate(column)[np.argsort(order)] for column in list(zip(*parts, strict=True))[:2]]
     again = [*by_row, *(np.sum(column, axis=0) for column in list(zip(*parts, strict=True))[2:])]
     every = np.arange(len(x))
-    found = values(Parallel(model, devices, "concat"), every)
+    several = values(Parallel(model, devices, "concat"), every)
     names = ["outputs", "gradient of the input", *(f"gradient of variable {i}" for i in range(len(sources)))]
-    gap = reference.gap_of_values(names, values(model, every), again, found)
+    gap = reference.gap_of_values(names, values(model, every), again, several)
     return Verdict(gap.closed, str(gap), asdict(gap))
 
 
@@ -120,8 +120,8 @@ def variables(mode: str, devices: tuple[str, ...]) -> Verdict:
 def mixed_precision(devices: tuple[str, ...]) -> Verdict:
     """Training in half precision on N devices against plain Keras on one."""
     gaps = {half: trained(devices, "auto", half, optimizer) for half, optimizer in HALVES.items()}
-    found = "; ".join(f"{half}: {gap}" for half, gap in gaps.items())
-    return Verdict(all(gap.closed for gap in gaps.values()), found, {h: asdict(g) for h, g in gaps.items()})
+    summary = "; ".join(f"{half}: {gap}" for half, gap in gaps.items())
+    return Verdict(all(gap.closed for gap in gaps.values()), summary, {h: asdict(g) for h, g in gaps.items()})
 
 
 def inputs(devices: tuple[str, ...]) -> Verdict:
@@ -136,13 +136,13 @@ def inputs(devices: tuple[str, ...]) -> Verdict:
         return ids * 3 - 1, tf.strings.join([words, tf.strings.as_string(ids)]), tf.strings.length(words)
 
     expected = (
-        ids[0] * 3 - 1,
+        (ids[0] * 3 - 1).tolist(),
         [f"{w}{i}" for w, i in zip(words[0], ids[0], strict=True)],
         [*map(len, words[0])],
     )
-    found = Parallel(call, devices, "concat")(tf.constant(ids[0]), tf.constant(words[0]))
-    texts = [text.decode() for text in found[1].numpy()]
-    if not (np.array_equal(found[0], expected[0]) and texts == expected[1] and [*found[2]] == expected[2]):
+    numbers, texts, lengths = Parallel(call, devices, "concat")(tf.constant(ids[0]), tf.constant(words[0]))
+    decoded = [text.decode() for text in texts.numpy()]
+    if (numbers.numpy().tolist(), decoded, lengths.numpy().tolist()) != expected:
         return Verdict(False, "a call returns other numbers or strings than Python does")
 
     batches = list(zip(words, ids, labels, strict=True))
@@ -152,7 +152,7 @@ def inputs(devices: tuple[str, ...]) -> Verdict:
     return Verdict(gap.closed, f"the call is exact; {STEPS} steps with sparse gradients: {gap}", asdict(gap))
 
 
-def _hashing() -> Task:
+def _hashing() -> ToTrain:
     """Two embeddings, of words by their hash and of numbers; their gradients are sparse."""
     rng = np.random.default_rng(4)
     tables = [tf.Variable(rng.normal(size=[rows, 4]).astype("float32")) for rows in (11, 7)]
@@ -206,7 +206,7 @@ def trained(devices: tuple[str, ...], mode: str, dtype: str, optimizer: Callable
     labels = np.random.default_rng(2).integers(0, 4, STEPS * rows).astype("int32")
     batches = list(zip(np.split(images(STEPS * rows), STEPS), np.split(labels, STEPS), strict=True))
 
-    def task() -> Task:
+    def task() -> ToTrain:
         model = network(dtype)
 
         def loss(x: Any, y: Any) -> Any:
@@ -227,7 +227,7 @@ _known: dict[Hashable, tuple[reference.Training, reference.Training]] = {}
 
 
 def _alone(
-    devices: tuple[str, ...], key: Hashable, task: Callable[[], Task], batches: reference.Batches
+    devices: tuple[str, ...], key: Hashable, task: Callable[[], ToTrain], batches: reference.BatchList
 ) -> tuple[reference.Training, reference.Training]:
     """A task on one device: as it is, and with the examples in another order and the batch in slices."""
     if (devices, key) not in _known:
@@ -240,7 +240,7 @@ def _alone(
 
 
 def _together(
-    devices: tuple[str, ...], mode: str, task: Task, batches: reference.Batches
+    devices: tuple[str, ...], mode: str, task: ToTrain, batches: reference.BatchList
 ) -> reference.Training:
     """The task on all devices, in one fit: copies that drift apart are not put right between steps."""
     loss, optimizer, variables = task

@@ -16,7 +16,7 @@ from colonnade.hardware.placement import short
 from colonnade.hardware.watchdog import ask
 from colonnade.reason.reduction import reduction
 from colonnade.run.move.reduce import Order, order_for, reduce, spread, star
-from colonnade.run.selftest.check import Verdict
+from colonnade.run.selftest.verdict import Verdict
 
 # Seconds that a process of its own may need, with TensorFlow's start.
 PATIENCE = 120.0
@@ -98,8 +98,8 @@ def copies(devices: tuple[str, ...]) -> Verdict:
     if not speeds:
         return Verdict(True, f"{pairs}, summed up where they went; no bandwidth: these share one memory")
     measured = [speed["GB/s"] for speed in speeds.values()]
-    found = f"{pairs}, summed up where they went; {min(measured)} to {max(measured)} GB/s"
-    return Verdict(True, found, {"bandwidth": speeds})
+    summary = f"{pairs}, summed up where they went; {min(measured)} to {max(measured)} GB/s"
+    return Verdict(True, summary, {"bandwidth": speeds})
 
 
 def _spread(held: Any, source: str, target: str) -> Any:
@@ -162,5 +162,5 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
         return Verdict(False, answer.trouble, words=answer.words)
     measured = limit.MeasuredLimit(**answer.said)
     more = "more was refused" if measured.refused else "more was granted"
-    found = f"limit {measured.limit} MiB, taken {measured.used} MiB, {more}"
-    return Verdict(measured.holds, found, asdict(measured))
+    summary = f"limit {measured.limit} MiB, taken {measured.used} MiB, {more}"
+    return Verdict(measured.holds, summary, asdict(measured))

@@ -16,7 +16,7 @@ MARGIN = 4.0
 FLOOR, PER_UPDATE = 32.0, 8.0
 SINGLE = 2.0**-23
 
-Batches = Sequence[tuple[Any, ...]]
+BatchList = Sequence[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def train(
     loss: Callable[..., Any],
     optimizer: Any,
     variables: Sequence[Any],
-    batches: Batches,
+    batches: BatchList,
     *,
     device: str,
     slices: int = 1,
@@ -51,8 +51,8 @@ def train(
                 losses = loss(*(tensor[part[0] : part[-1] + 1] for tensor in batch))
                 mine = tf.reduce_sum(tf.cast(losses, tf.float32)) / rows
                 scaled = optimizer.scale_loss(mine)
-            found = tape.gradient(scaled, variables)
-            gradients = [a + tf.convert_to_tensor(b) for a, b in zip(gradients, found, strict=True)]
+            added = tape.gradient(scaled, variables)
+            gradients = [a + tf.convert_to_tensor(b) for a, b in zip(gradients, added, strict=True)]
             total += mine
         optimizer.apply(gradients, variables)
         return total
@@ -62,7 +62,7 @@ def train(
     return Training(start, [variable.numpy() for variable in variables], np.asarray(losses))
 
 
-def permuted(batches: Batches) -> list[tuple[Any, ...]]:
+def permuted(batches: BatchList) -> list[tuple[Any, ...]]:
     """The same batches with the examples of each in another order."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(len(batch[0])) for batch in batches]
@@ -85,8 +85,8 @@ class Gap:
         return f"largest difference {self.difference:.1e}, allowed {self.allowed:.1e} ({self.what})"
 
 
-def gap(expected: Training, again: Training, found: Training, epsilon: float = SINGLE) -> Gap:
-    """How far `found` is from `expected`, where `again` is what one device makes of it another way.
+def gap(expected: Training, again: Training, several: Training, epsilon: float = SINGLE) -> Gap:
+    """How far `several` is from `expected`, where `again` is what one device makes of it another way.
 
     Compared are the updates, not the values: a variable that was hardly moved would hide a lost
     gradient. Of what one device does to itself, only as much counts as can be rounding.
@@ -94,33 +94,33 @@ def gap(expected: Training, again: Training, found: Training, epsilon: float = S
     Args:
         expected: the training on one device.
         again: the same on one device, with the examples in another order and the batch in slices.
-        found: the training on several devices.
+        several: the training on several devices.
         epsilon: the step of the coarsest float that takes part.
     """
     gaps = [
-        _gap("loss", 0.0 * expected.losses, expected.losses, again.losses, found.losses, epsilon),
+        _gap("loss", 0.0 * expected.losses, expected.losses, again.losses, several.losses, epsilon),
         *(
-            _gap(f"variable {i}", start, expected.end[i], again.end[i], found.end[i], epsilon)
+            _gap(f"variable {i}", start, expected.end[i], again.end[i], several.end[i], epsilon)
             for i, start in enumerate(expected.start)
         ),
     ]
     return max(gaps, key=lambda each: each.difference / each.allowed)
 
 
-def gap_of_values(names: Sequence[str], expected: Any, again: Any, found: Any) -> Gap:
+def gap_of_values(names: Sequence[str], expected: Any, again: Any, several: Any) -> Gap:
     """The same for values that did not begin anywhere, such as outputs and gradients."""
     gaps = [
         _gap(name, 0.0 * a, a, b, c, SINGLE)
-        for name, a, b, c in zip(names, expected, again, found, strict=True)
+        for name, a, b, c in zip(names, expected, again, several, strict=True)
     ]
     return max(gaps, key=lambda each: each.difference / each.allowed)
 
 
-def _gap(what: str, start: Any, expected: Any, again: Any, found: Any, epsilon: float) -> Gap:
-    if found.shape != expected.shape or not all(np.isfinite(a).all() for a in (expected, again, found)):
+def _gap(what: str, start: Any, expected: Any, again: Any, several: Any, epsilon: float) -> Gap:
+    if several.shape != expected.shape or not all(np.isfinite(a).all() for a in (expected, again, several)):
         return Gap(what, float("inf"), 1.0)
     moved = float(np.abs(expected - start).max())
     noise = min(float(np.abs(again - expected).max()), float(np.sqrt(epsilon)) * moved)
     stored = FLOOR * SINGLE * float(np.abs(expected).max())  # variables are kept in single precision
     allowed = max(MARGIN * noise + stored + PER_UPDATE * epsilon * moved, float(np.finfo("float32").tiny))
-    return Gap(what, float(np.abs(found - expected).max()), allowed)
+    return Gap(what, float(np.abs(several - expected).max()), allowed)

@@ -13,11 +13,11 @@ import tensorflow as tf
 from colonnade import __version__
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import detect
-from colonnade.run.selftest.check import Result
+from colonnade.run.selftest.verdict import Result
 
 FORMAT = 1
 # All that is told of a result: what this package says itself, and not the words of others.
-TOLD = ("check", "compares", "tolerance", "state", "found", "seconds", "figures")
+FIELDS = ("check", "compares", "tolerance", "state", "found", "seconds", "figures")
 
 
 def bundle(devices: Sequence[str], results: Sequence[Result]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def bundle(devices: Sequence[str], results: Sequence[Result]) -> dict[str, Any]:
         "devices": list(devices),
         # The names of devices are those of their models.
         "topology": json.loads(topology.to_json()),
-        "results": [{name: _plain(getattr(result, name)) for name in TOLD} for result in results],
+        "results": [{name: _plain(getattr(result, name)) for name in FIELDS} for result in results],
     }
 
 

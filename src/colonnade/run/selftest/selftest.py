@@ -15,7 +15,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware import limit
 from colonnade.hardware.layout import Request, leased
 from colonnade.run.selftest import equivalence, movement
-from colonnade.run.selftest.check import Check, Result
+from colonnade.run.selftest.verdict import Result, SelfCheck
 from colonnade.run.variables.homes import MODES
 
 # Without cards, the CPU is divided into so many devices; a single card into as many as it takes to split.
@@ -27,12 +27,14 @@ CALIBRATED = (
     "plus some steps of the float: adding in another order rounds differently"
 )
 CHECKS = (
-    Check("set-up", "the devices asked for with those that compute", EXACT, equivalence.set_up),
-    Check("split", "slices of several batch sizes with NumPy's", EXACT, equivalence.split),
-    Check("gradients", "outputs and gradients with those of one device", CALIBRATED, equivalence.gradients),
-    Check("placement", "where each op ran with where it should", EXACT, equivalence.placement),
+    SelfCheck("set-up", "the devices asked for with those that compute", EXACT, equivalence.set_up),
+    SelfCheck("split", "slices of several batch sizes with NumPy's", EXACT, equivalence.split),
+    SelfCheck(
+        "gradients", "outputs and gradients with those of one device", CALIBRATED, equivalence.gradients
+    ),
+    SelfCheck("placement", "where each op ran with where it should", EXACT, equivalence.placement),
     *(
-        Check(
+        SelfCheck(
             f"variables: {mode}",
             "training with plain Keras on one device",
             CALIBRATED,
@@ -40,27 +42,27 @@ CHECKS = (
         )
         for mode in MODES
     ),
-    Check(
+    SelfCheck(
         "mixed precision",
         "training in float16 and bfloat16 with plain Keras on one device",
         CALIBRATED,
         equivalence.mixed_precision,
     ),
-    Check(
+    SelfCheck(
         "int32 and string inputs",
         "a call with Python, a training with plain TensorFlow on one device",
         CALIBRATED,
         equivalence.inputs,
     ),
-    Check("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
-    Check("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
-    Check(
+    SelfCheck("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
+    SelfCheck("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
+    SelfCheck(
         "placed adds and NCCL",
         "sums with those of the cards' own library",
         EXACT,
         movement.against_collective,
     ),
-    Check(
+    SelfCheck(
         "memory limit and NVML",
         "what setup(memory=...) allows with what the driver sees taken",
         f"{limit.OVERHEAD} MiB, which CUDA takes beside TensorFlow",
@@ -83,7 +85,7 @@ def start(count: int | None = None) -> tuple[str, ...]:
     return hardware.setup(virtual=leased_or_some if count is None else count)
 
 
-def examine(devices: Sequence[str], checks: Sequence[Check] = CHECKS) -> Iterator[Result]:
+def examine(devices: Sequence[str], checks: Sequence[SelfCheck] = CHECKS) -> Iterator[Result]:
     """Run the checks on these devices, one after the other."""
     # Cards may round single precision to 10 bits in products, which would drown what is looked for.
     rounded = tf.config.experimental.tensor_float_32_execution_enabled()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, whole
 from colonnade.hardware import devices as hardware
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
@@ -64,9 +64,8 @@ def of_fit(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) 
         ("epochs", epochs, True),
         ("log_every", log_every, False),
     ):
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not whole and not (optional and value is None):
-            yield Problem(name, value, "must be a whole number from 1 up", f"Try {name}=10")
+        if not (optional and value is None):
+            yield from whole(name, value, 1, like=10)
 
 
 def of_callbacks(callbacks: Any) -> Iterator[Problem]:

@@ -214,12 +214,12 @@ class _Step:
         trained = {variable.value.ref() for variable in self._model.trainable_variables}
         return [variable for variable in used if variable.ref() in trained]
 
-    def _metrics(self, found: Outcome, batch: Arguments) -> Any:
+    def _metrics(self, outcome: Outcome, batch: Arguments) -> Any:
         """Loss and metrics of the whole batch, as Keras keeps them."""
         (x, y, weight), _ = batch.unpack(batch.components())
         # Part of the graph of a step, or a graph of its own where a step is none.
         measure = self._measured if tf.executing_eagerly() else self._measure
-        return measure(found.loss, found.outputs, x, y, weight, batch.size("fit()"))
+        return measure(outcome.loss, outcome.outputs, x, y, weight, batch.size("fit()"))
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
         predictions, noted, counts = zip(*outputs, strict=True)

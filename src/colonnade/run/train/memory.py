@@ -62,8 +62,8 @@ def _loss_of(model: keras.Model) -> Callable[..., Any]:
     """Something to differentiate: the mean of all that a model puts out for an example."""
 
     def loss(*inputs: Any) -> Any:
-        found = tf.nest.flatten(model(*inputs, training=True))
-        smooth = [tf.cast(t, tf.float32) for t in found if t.dtype.is_floating]
+        outputs = tf.nest.flatten(model(*inputs, training=True))
+        smooth = [tf.cast(t, tf.float32) for t in outputs if t.dtype.is_floating]
         return tf.add_n([tf.reduce_mean(tf.reshape(t, [tf.shape(t)[0], -1]), axis=1) for t in smooth])
 
     return loss

@@ -1,16 +1,11 @@
 """Ctrl-C and SIGTERM during a fit: they end it between two steps, never within one."""
 
 import contextlib
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
-
-from colonnade.errors import RESUMABLE
+from typing import Any
 
 
 class Interruption(threading.Event):
@@ -48,20 +43,3 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
         for number, handler in before.items():
             if handler is not None:  # else it was not set by Python, which cannot set it again
                 signal.signal(number, handler)
-
-
-def interactive() -> bool:
-    """Whether somebody sits at a prompt, whose session must not end with the fit."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def leave(step: int | None, directory: Path) -> NoReturn:
-    """End the program with the exit code that asks to be started again, and say how to go on."""
-    saved = "no step" if step is None else f"step {step}"
-    print(
-        f"colonnade: interrupted; {saved} is saved in {directory}. To go on, run the same again:\n"
-        f"  {shlex.join(sys.orig_argv)}",
-        file=sys.stderr,
-        flush=True,
-    )
-    raise SystemExit(RESUMABLE)

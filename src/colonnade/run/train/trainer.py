@@ -1,32 +1,24 @@
 """`cn.Trainer`: a loss function written for one device, trained on all of them."""
 
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, NotFinite, Problem, check
+from colonnade.errors import NotFinite, check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
-from colonnade.run.checkpoint.manifest import Manifest
-from colonnade.run.checkpoint.saver import Keeper
-from colonnade.run.data.batches import Batches
+from colonnade.run.checkpoint.no_saver import NoSaver
+from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import History, Record
-from colonnade.run.engine.protocols import (
-    MOST_SKIPPED,
-    Chunk,
-    Engine,
-    Settings,
-    Stream,
-    Sync,
-    home,
-    sync_problems,
-)
+from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
@@ -35,13 +27,12 @@ from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.train import checks
+from colonnade.run.train.counts import Counts
+from colonnade.run.train.fitting import Fitting
 from colonnade.run.train.progress import Progress
-from colonnade.run.train.signals import Interruption, interactive, interruptible, leave
+from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
-
-# A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
-SECONDS_PER_CALL = 0.5
 
 
 class Trainer:
@@ -97,10 +88,8 @@ class Trainer:
             *checks.of_options(penalty, on_nan, reduce),
         ]
         check("Trainer()", amiss)
-        self.step = self.examples = self.skipped = 0
-        self.staleness: Counter[int] = Counter()
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
-        self._fits: dict[Path, list[int]] = {}
+        self._fits: defaultdict[Path, list[int]] = defaultdict(list)
         self._names = parameter_names(loss)
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
@@ -116,8 +105,29 @@ class Trainer:
             self._engine = sync.engine(settings)
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
-            lambda found, _: (found.loss, found.metrics, found.skipped, found.ages)
+            lambda outcome, _: (outcome.loss, outcome.metrics, outcome.skipped, outcome.ages)
         )
+        self._counts = Counts(self._loop)
+
+    @property
+    def step(self) -> int:
+        """Steps made so far; with a checkpoint, since its first run began."""
+        return self._counts.step
+
+    @property
+    def examples(self) -> int:
+        """Examples trained on so far, each as often as it came."""
+        return self._counts.examples
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a gradient was not finite."""
+        return self._counts.skipped
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many gradients of each age were applied so far."""
+        return self._counts.staleness
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -156,9 +166,9 @@ class Trainer:
         with self._state():
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
-        record = self._advance(1, size, float(loss), metrics, skipped, ages)
+        record = self._counts.add(1, size, float(loss), metrics, skipped, ages)
         # Where devices do not wait for each other, some of a step may be applied.
-        self._idle(self._loop.idle + 1 if int(skipped) and not ages else 0)
+        self._counts.note_idle(self._loop.idle + 1 if int(skipped) and not ages else 0)
         return record
 
     def fit(
@@ -198,141 +208,52 @@ class Trainer:
             *checks.of_callbacks(callbacks),
         ]
         check("fit()", amiss)
-        dataset = feed(data, batch_size, "fit()")
         if steps is None and epochs is None:
             epochs = 1
-        # An iterator for each epoch, where its state is saved: see `Stream`.
         exact = checkpoint is not None and checkpoint.data == "exact"
-        passes = epochs if exact and epochs is not None and isinstance(data, tf.data.Dataset) else 1
-        if epochs is None and not isinstance(data, tf.data.Dataset) and batch_size is not None:
-            dataset = dataset.repeat()
-        elif epochs is not None and passes == 1:
-            dataset = dataset.repeat(epochs)
-        history = History()
-        expected = self._expected(dataset, steps, passes)
+        batches = self._data(data, batch_size, epochs, exact=exact)
+        expected = batches.expected(steps)
         with (
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
             Progress(expected, logdir, self._engine.devices, show=progress) as shown,
-            self._keeper(checkpoint, epochs) as keeper,
-            closing(self._stream(dataset, steps, keeper, passes)) as stream,
+            self._saver(checkpoint, epochs) as saver,
+            closing(saver.stream(self._loop, batches, steps)) as stream,
         ):
-            self._run(stream, steps, log_every, callbacks, history, interrupted, shown, keeper)
-        history.interrupted = interrupted.is_set()
-        if keeper is not None:
-            history.stalled = keeper.stalled
-            if interrupted.is_set() and not interactive():
-                leave(keeper.saved_step, keeper.directory)
-            if not interrupted.is_set():
-                self._fits.setdefault(keeper.directory, []).append(keeper.batches.begun)
+            ends = partial(self._ends, callbacks)
+            fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
+            history = fitting.run()
+        history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        saver.ended(interrupted=history.interrupted)
         return history
 
-    def _keeper(
-        self, checkpoint: Checkpoint | None, epochs: int | None
-    ) -> AbstractContextManager[Keeper | None]:
+    def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
+        """The data of a fit, repeated as often as it goes through them."""
+        dataset = feed(data, batch_size, "fit()")
+        given = isinstance(data, tf.data.Dataset)
+        # An iterator for each epoch, where its state is saved: see `Batches`.
+        passes = epochs if epochs is not None and exact and given else 1
+        if epochs is None and not given and batch_size is not None:
+            dataset = dataset.repeat()
+        elif epochs is not None and passes == 1:
+            dataset = dataset.repeat(epochs)
+        return FitData(dataset, self._names, self._mode(training=True), passes)
+
+    def _saver(self, checkpoint: Checkpoint | None, epochs: int | None) -> Saver | NoSaver:
         if checkpoint is None:
-            return nullcontext()
+            return NoSaver()
         assert isinstance(self._engine, Resumable)
-        finished = self._fits.get(Path(checkpoint.directory).expanduser().resolve(), [])
-        return Keeper(checkpoint, self._engine, self._how, finished, epochs)
+        directory = Path(checkpoint.directory).expanduser().resolve()
+        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs)
 
-    def _stream(
-        self, dataset: tf.data.Dataset, steps: int | None, keeper: Keeper | None, passes: int
-    ) -> Stream:
-        names, keywords = self._names, self._mode(training=True)
-        if keeper is None:
-            return self._loop.stream(dataset, names, keywords, steps)
-        data = keeper.arranged(dataset)
-        batches = Batches(data, names, keywords, passes, exact=keeper.exact, ahead=not keeper.seeks)
-        return self._loop.along(keeper.follow(batches))
-
-    def _run(
-        self,
-        stream: Stream,
-        steps: int | None,
-        log_every: int,
-        callbacks: Sequence[Callable[[Record], Any]],
-        history: History,
-        interrupted: Interruption,
-        shown: Progress,
-        keeper: Keeper | None,
-    ) -> None:
-        begin, per_step, done, stopped = self.step, 0.0, 0, False
-        if keeper is not None:
-            keeper.start(self.step)
-            if keeper.found is not None and keeper.batches.like() is not None:
-                begin, stopped = self._resumed(keeper.found, history), keeper.over
-                done = self.step - begin
-                shown.begin_at(self.step, done)
-        while not stopped and (steps is None or done < steps):
-            if interrupted.is_set() and (keeper is None or keeper.can_end(self.step, interrupted.seconds)):
-                break
-            # Up to the next log line, in calls short enough to be interrupted.
-            to_log = log_every - done % log_every
-            fitting = max(1, int(SECONDS_PER_CALL / per_step)) if per_step else 1
-            wanted = min(to_log, fitting, (steps - done) if steps is not None else to_log)
-            if keeper is not None:
-                until_save = keeper.until_save(self.step)
-                stream.hold(until_save if steps is None else min(until_save, steps - done))
-                wanted = min(wanted, until_save)
-            chunk = stream.take(wanted)
-            if chunk is None:
-                break
-            per_step = chunk.seconds / chunk.steps
-            record = self._count(chunk, history)
-            done = self.step - begin
-            self._idle(chunk.idle)
-            logged = done % log_every == 0
-            shown.advance(record, chunk, logged=logged)
-            if logged:
-                history.records.append(record)
-                stopped = bool(callbacks) and self._ends(record, callbacks)
-            if keeper is not None:
-                keeper.after(record, resting=stream.resting, stopped=stopped)
-        while (begun := stream.settle()) is not None:
-            record = self._count(begun, history)
-            shown.advance(record, begun, logged=False)
-            if keeper is not None:
-                keeper.after(record, resting=True, stopped=stopped)
-        if keeper is not None:
-            keeper.finish(stopped=stopped)
-        if not history.losses and history.resumed is None and not interrupted.is_set():
-            raise InvalidArgument(
-                "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
-            )
-        if history.losses and (not history.records or history.records[-1].step != self.step):
-            history.records.append(record)
-
-    def _resumed(self, found: Manifest, history: History) -> int:
-        """Take over the counts of a saved step; the step at which its fit began."""
-        self.step, self.examples, self.skipped = found.step, found.examples, found.skipped
-        history.resumed = found.step
-        self.staleness = Counter({int(age): count for age, count in found.staleness.items()})
-        counts = (found.step, found.examples, found.skipped, dict(self.staleness))
-        history.records.append(Record(found.loss, found.metrics, *counts))
-        return found.begin
-
-    def _count(self, chunk: Chunk, history: History) -> Record:
-        history.losses += chunk.losses
-        history.seconds += chunk.seconds
-        history.examples += chunk.examples
-        return self._advance(
-            chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
-        )
-
-    def _idle(self, steps: int) -> None:
-        """So many steps in a row made no update: too many end the training."""
-        self._loop.idle = steps
-        if steps >= MOST_SKIPPED:
-            self._loop.idle = 0  # who trains on nevertheless may try as long again
-            raise NotFinite(f"{steps} steps in a row were skipped: no gradient was finite")
-
-    def _ends(self, record: Record, callbacks: Sequence[Callable[[Record], Any]]) -> bool:
+    def _ends(self, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
         """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
+        if not callbacks:
+            return False
         self._engine.leave()
-        said = [callback(record) for callback in callbacks]
+        answers = [callback(record) for callback in callbacks]
         self._engine.enter()
-        return True in said
+        return True in answers
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
         """Mean loss and metrics over `data`; every example counts exactly once.
@@ -348,28 +269,6 @@ class Trainer:
         """A loss function with a parameter `training` is told whether it trains or evaluates."""
         return {"training": training} if self._flagged else {}
 
-    def _advance(
-        self,
-        steps: int,
-        examples: int,
-        loss: float,
-        metrics: dict[str, Any],
-        skipped: int,
-        ages: dict[int, int],
-    ) -> Record:
-        self.step += steps
-        self.examples += examples
-        self.skipped += int(skipped)
-        self.staleness.update(ages)
-        return Record(
-            float(loss),
-            {name: float(value) for name, value in metrics.items()},
-            self.step,
-            self.examples,
-            self.skipped,
-            dict(sorted(self.staleness.items())),
-        )
-
     @contextmanager
     def _state(self) -> Iterator[None]:
         """Around steps: copies take the user's values, the user's variables take the result."""
@@ -379,17 +278,9 @@ class Trainer:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            found = self._engine.explained(error)
-            if isinstance(found, NotFinite):
-                # The steps before the bad one were made in the same call and count.
-                done = found.step - 1 - self.step
-                self.step += done
-                self.examples += done * self._loop.rows
-            raise found from None
+            explained = self._engine.explained(error)
+            if isinstance(explained, NotFinite):
+                self._counts.stop_at(explained)
+            raise explained from None
         finally:
             self._engine.leave()
-
-    def _expected(self, dataset: tf.data.Dataset, steps: int | None, passes: int) -> int | None:
-        """How many steps there will be, as far as one can tell."""
-        known = int(dataset.cardinality()) * passes
-        return min((n for n in (steps, known if known >= 0 else None) if n is not None), default=None)

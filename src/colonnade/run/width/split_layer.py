@@ -18,7 +18,9 @@ from colonnade.run.variables.part_offset import mark
 from colonnade.run.variables.parts import Logical, Parts, give_home, joined, starts
 from colonnade.run.width.weight_rules import Rules
 
-SPLITS = ("columns", "rows")
+# The dim of a weight that is split.
+SHARED = {"columns": 1, "rows": 0}
+SPLITS = tuple(SHARED)
 # Activations of Keras that look at a whole row, of which a part has only some columns.
 WHOLE_ROW = ("softmax", "log_softmax", "sparsemax", "glu")
 
@@ -164,9 +166,9 @@ class SplitLayer(keras.layers.Layer):
             store[str(i)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        found, wanted = len(store.keys()), len(self.logical)
-        if found != wanted:
-            rule = f"holds {found} variables for {self.name}, which has {wanted}"
+        held, wanted = len(store.keys()), len(self.logical)
+        if held != wanted:
+            rule = f"holds {held} variables for {self.name}, which has {wanted}"
             fix = "Load what the same layers saved" if self.built else "Build the model first"
             raise InvalidArgument(self.where, [Problem("file", self.name, rule, fix)])
         for i, variable in enumerate(self.logical):
@@ -225,3 +227,19 @@ def _problems(split: Any, gather: Any, activity_regularizer: Any) -> Iterator[Pr
 def _value(piece: Any) -> Any:
     """An initializer that gives what was drawn already."""
     return lambda shape, dtype=None: piece
+
+
+def split_axis(split: Any) -> int | None:
+    """The dim of a weight that is split; None where a user said nothing that is a split."""
+    return SHARED.get(split) if isinstance(split, str) else None
+
+
+def is_sparse(inputs: Any) -> bool:
+    """Whether an input is sparse, or stands for a sparse one while Keras builds a model."""
+    return isinstance(inputs, tf.SparseTensor) or bool(getattr(inputs, "sparse", False))
+
+
+def read(device: str, weights: Sequence[Any]) -> list[Any]:
+    """The values of variables, read where they live."""
+    with tf.device(device):
+        return [tf.convert_to_tensor(weight) for weight in weights]

@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import Problem, check
-from colonnade.hardware.layout import is_count
+from colonnade.errors import Problem, check, is_whole
 from colonnade.run.move.on_device import on, total
 from colonnade.run.variables.parts import Parts, joined
 
@@ -51,12 +50,12 @@ def softmax_cross_entropy(labels: Any, logits: Any) -> Any:
 
     def losses(exponentials: Any, targets: Any, weights: Any) -> Any:
         weight = tf.math.unsorted_segment_sum(weights, rows, num_rows)
-        found = weight * tf.math.log(exponentials) - targets
-        return tf.cast(tf.reshape(found, shape), logits.tensors[0].dtype)
+        loss = weight * tf.math.log(exponentials) - targets
+        return tf.cast(tf.reshape(loss, shape), logits.tensors[0].dtype)
 
-    found = on(first, losses, exponentials, targets, weights)
-    found.set_shape(logits.tensors[0].shape[:-1])
-    return found
+    loss = on(first, losses, exponentials, targets, weights)
+    loss.set_shape(logits.tensors[0].shape[:-1])
+    return loss
 
 
 @tf.autograph.experimental.do_not_convert
@@ -73,18 +72,18 @@ def top_k(logits: Any, k: int) -> tuple[Any, Any]:
     """
     logits = _as_parts(logits)
     rule = f"must be a whole number from 1 to the {logits.width} columns"
-    good = is_count(k) and k <= logits.width
+    good = is_whole(k, 1, logits.width, numpy=True)
     check("cn.width.top_k()", [] if good else [Problem("k", k, rule, "Ask for fewer")])
     best = []
     for device, part, start in zip(logits.devices, logits.tensors, logits.starts, strict=True):
         with tf.device(device):
-            found = tf.math.top_k(part, min(k, part.shape[-1]))
-            best.append((found.values, found.indices + start))
+            own = tf.math.top_k(part, min(k, part.shape[-1]))
+            best.append((own.values, own.indices + start))
     first = logits.devices[0]
     values, columns = (joined(side, first) for side in zip(*best, strict=True))
     with tf.device(first):
-        found = tf.math.top_k(values, k)
-        return found.values, tf.gather(columns, found.indices, batch_dims=columns.shape.rank - 1)
+        top = tf.math.top_k(values, k)
+        return top.values, tf.gather(columns, top.indices, batch_dims=columns.shape.rank - 1)
 
 
 def _as_parts(logits: Any) -> Parts:

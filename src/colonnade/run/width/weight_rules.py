@@ -78,5 +78,5 @@ def _adds_up(regularizer: Any, whole: Any, parts: Sequence[Any], axis: int) -> b
 
 
 def _same(constraint: Any, whole: Any, parts: Sequence[Any], axis: int) -> bool:
-    found = np.concatenate([np.asarray(constraint(part)) for part in parts], axis)
-    return bool(np.allclose(found, np.asarray(constraint(whole)), rtol=1e-4))
+    in_parts = np.concatenate([np.asarray(constraint(part)) for part in parts], axis)
+    return bool(np.allclose(in_parts, np.asarray(constraint(whole)), rtol=1e-4))

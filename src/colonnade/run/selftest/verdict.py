@@ -14,8 +14,8 @@ from typing import Any, Literal
 import colonnade
 
 PACKAGE = Path(colonnade.__file__).parent
-State = Literal["passed", "failed", "not applicable"]
-STATES: dict[bool | None, State] = {True: "passed", False: "failed", None: "not applicable"}
+CheckState = Literal["passed", "failed", "not applicable"]
+STATES: dict[bool | None, CheckState] = {True: "passed", False: "failed", None: "not applicable"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Result:
     check: str
     compares: str
     tolerance: str  # with its reason
-    state: State
+    state: CheckState
     found: str
     seconds: float
     figures: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     """A comparison, and how much may differ for what reason."""
 
     name: str

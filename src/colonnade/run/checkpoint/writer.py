@@ -1,0 +1,82 @@
+"""Writes a step of a training to disk, in a thread of its own, while the training goes on."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import DiskFull
+from colonnade.run.checkpoint.directory import Archive
+from colonnade.run.checkpoint.lock import Ownership
+from colonnade.run.checkpoint.manifest import Manifest
+from colonnade.run.checkpoint.tensor_files import write
+
+
+class Writer:
+    """Writes one step at a time into a directory, which it sees to be still its owner's.
+
+    Args:
+        archive: the directory.
+        ownership: of the directory.
+        keep: how many of the newest steps are kept; None keeps all.
+        thread: where to write.
+    """
+
+    def __init__(self, archive: Archive, ownership: Ownership, keep: int | None, thread: Executor) -> None:
+        self._archive, self._ownership, self._keep, self._thread = archive, ownership, keep, thread
+        self._pending: Future[None] | None = None
+
+    def begin(
+        self,
+        step: int,
+        described: Callable[[], Manifest],
+        values: Mapping[str, Any],
+        position: Mapping[str, Any],
+    ) -> None:
+        """Begin to write a step; the one before it must be on disk (`wait`).
+
+        Args:
+            step: which.
+            described: makes the manifest of the step; called in the thread.
+            values: of the variables.
+            position: the place in the data.
+        """
+        assert self._pending is None
+        self._pending = self._thread.submit(self._write, step, described, values, position)
+
+    def wait(self) -> None:
+        """Until the step under way is on disk; raises what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong with the step under way, if that is known by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def _write(
+        self,
+        step: int,
+        described: Callable[[], Manifest],
+        values: Mapping[str, Any],
+        position: Mapping[str, Any],
+    ) -> None:
+        def files(folder: Path) -> None:
+            try:
+                write(folder, "values", values)
+                write(folder, "data", position)
+            except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
+                raise DiskFull(str(self._archive.directory), step) from None
+            self._ownership.check(step)
+
+        manifest = described()
+        self._ownership.check(step)
+        try:
+            self._archive.commit(manifest, files)
+            self._archive.prune(self._keep)
+        except (OSError, tf.errors.OpError):
+            self._ownership.check(step)  # says more than what came of it
+            raise

@@ -1,0 +1,34 @@
+"""The data of one fit: a dataset, how often the fit goes through it, and how a batch becomes arguments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.data.batches import Batches
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a fit trains on.
+
+    Args:
+        dataset: its batches.
+        names, keywords: of the loss function's arguments.
+        passes: how often to go through the dataset, each time with an iterator of its own.
+    """
+
+    dataset: tf.data.Dataset
+    names: Sequence[str]
+    keywords: dict[str, Any]
+    passes: int = 1
+
+    def expected(self, steps: int | None) -> int | None:
+        """How many steps there will be, as far as one can tell, of at most so many."""
+        batches = int(self.dataset.cardinality()) * self.passes
+        return min((n for n in (steps, batches if batches >= 0 else None) if n is not None), default=None)
+
+    def batches(self, dataset: tf.data.Dataset, *, exact: bool, ahead: bool) -> Batches:
+        """The batches of what is left of the dataset (see `Batches`)."""
+        return Batches(dataset, self.names, self.keywords, self.passes, exact=exact, ahead=ahead)

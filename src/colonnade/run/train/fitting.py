@@ -1,0 +1,117 @@
+"""The loop of `Trainer.fit`: steps, log lines, callbacks and saves, from the first to the last."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.checkpoint.manifest import Manifest
+from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
+from colonnade.run.checkpoint.saver import Saver
+from colonnade.run.engine.history import History, Record
+from colonnade.run.engine.protocols import Chunk, Stream
+from colonnade.run.train.counts import Counts
+from colonnade.run.train.progress import Progress
+from colonnade.run.train.signals import Interruption
+
+# A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
+SECONDS_PER_CALL = 0.5
+
+
+@dataclass
+class Fitting:
+    """One fit; `run` makes it."""
+
+    counts: Counts  # of the trainer
+    stream: Stream  # makes the steps
+    steps: int | None  # how many at most
+    log_every: int
+    ends: Callable[[Record], bool]  # calls the callbacks of a log line; whether one ends the fit
+    saver: Saver | NoSaver
+    shown: Progress
+    interrupted: Interruption
+    history: History = field(init=False, default_factory=History)
+    begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
+    stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
+    latest: Record = field(init=False)
+    seconds_per_step: float = field(init=False, default=0.0)  # in the last call
+
+    def __post_init__(self) -> None:
+        self.begin = self.counts.step
+
+    def run(self) -> History:
+        """Make the steps; what came of them."""
+        saved = self.saver.start(self.counts.step)
+        if saved is not None:
+            self._go_on_from(saved)
+        while not self.stopped and self._left > 0 and not self._interrupted_here():
+            self.stream.hold(min(self._left, self._until_save))
+            chunk = self.stream.take(self._wanted())
+            if chunk is None:  # the data are at their end
+                break
+            self._after(chunk)
+        while (begun := self.stream.settle()) is not None:
+            record = self._add(begun)
+            self.shown.advance(record, begun, logged=False)
+            self.saver.after(record, resting=True, stopped=self.stopped)
+        self.saver.finish(stopped=self.stopped)
+        return self._closed()
+
+    @property
+    def _done(self) -> int:
+        return self.counts.step - self.begin
+
+    @property
+    def _left(self) -> int:
+        return NEVER if self.steps is None else self.steps - self._done
+
+    @property
+    def _until_save(self) -> int:
+        return self.saver.until_save(self.counts.step)
+
+    def _go_on_from(self, saved: Manifest) -> None:
+        """An earlier run was cut: this one begins where that one saved."""
+        self.begin, self.stopped = saved.begin, self.saver.over
+        self.history.records.append(self.counts.go_on_from(saved))
+        self.history.resumed = saved.step
+        self.shown.begin_at(self.counts.step, self._done)
+
+    def _interrupted_here(self) -> bool:
+        return self.interrupted.is_set() and self.saver.can_end(self.counts.step, self.interrupted.seconds)
+
+    def _wanted(self) -> int:
+        """Steps up to the next log line or save, in calls short enough to be interrupted."""
+        to_log = self.log_every - self._done % self.log_every
+        in_time = max(1, int(SECONDS_PER_CALL / self.seconds_per_step)) if self.seconds_per_step else 1
+        return min(to_log, in_time, self._left, self._until_save)
+
+    def _after(self, chunk: Chunk) -> None:
+        """Steps were made: count them, show them, log them, save them."""
+        self.seconds_per_step = chunk.seconds / chunk.steps
+        record = self._add(chunk)
+        self.counts.note_idle(chunk.idle)
+        logged = self._done % self.log_every == 0
+        self.shown.advance(record, chunk, logged=logged)
+        if logged:
+            self.history.records.append(record)
+            self.stopped = self.ends(record)
+        self.saver.after(record, resting=self.stream.resting, stopped=self.stopped)
+
+    def _add(self, chunk: Chunk) -> Record:
+        self.history.losses += chunk.losses
+        self.history.seconds += chunk.seconds
+        self.history.examples += chunk.examples
+        self.latest = self.counts.add(
+            chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
+        )
+        return self.latest
+
+    def _closed(self) -> History:
+        """The history, with the last step in it."""
+        history = self.history
+        if not history.losses and history.resumed is None and not self.interrupted.is_set():
+            raise InvalidArgument(
+                "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
+            )
+        if history.losses and (not history.records or history.records[-1].step != self.counts.step):
+            history.records.append(self.latest)
+        return history

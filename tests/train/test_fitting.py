@@ -1,0 +1,131 @@
+"""The loop of a fit, with a stream and a saver that write down what they are asked for."""
+
+import inspect
+
+import pytest
+
+import colonnade as cn
+from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
+from colonnade.run.checkpoint.saver import Saver
+from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk
+from colonnade.run.train.counts import Counts
+from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.progress import Progress
+from colonnade.run.train.signals import Interruption
+
+
+class Taken:
+    """A stream of so many batches of four rows; a step takes so many seconds."""
+
+    resting = True
+    rows, idle = 4, 0  # it is its own loop
+
+    def __init__(self, batches=10**6, seconds=0.01, idle=0, begun=0):
+        self.left, self.seconds, self.idle_steps, self.begun = batches, seconds, idle, begun
+        self.held, self.taken = [], []
+
+    def hold(self, steps):
+        self.held.append(steps)
+
+    def take(self, steps):
+        steps = min(steps, self.left)
+        self.left -= steps
+        self.taken.append(steps)
+        return self.chunk(steps)
+
+    def settle(self):
+        begun, self.begun = self.begun, 0
+        return self.chunk(begun)
+
+    def chunk(self, steps):
+        losses, idle = [1.0] * steps, self.idle_steps
+        kind = Chunk(steps * self.seconds, steps, steps * 4, losses, {}, [1.0], 0, steps, idle=idle)
+        return kind if steps else None
+
+
+class EveryTen(NoSaver):
+    """Asks for a save after every tenth step."""
+
+    def __init__(self):
+        self.asked = []
+
+    def until_save(self, step):
+        return 10 - step % 10
+
+    def after(self, record, *, resting, stopped):
+        self.asked.append((record.step, resting, stopped))
+
+    def finish(self, *, stopped):
+        self.asked.append("finish")
+
+
+def fitting(stream, *, steps=None, log_every=8, ends=lambda record: False, saver=None, interrupted=None):
+    shown = Progress(None, None, ["/cpu:0"], show=False)
+    event = interrupted or Interruption()
+    return Fitting(Counts(stream), stream, steps, log_every, ends, saver or NoSaver(), shown, event)
+
+
+def test_calls_end_at_log_lines_and_take_half_a_second():
+    stream = Taken(seconds=0.1)
+    history = fitting(stream, steps=20).run()
+    # The first call shows how long a step takes; then five fit into half a second.
+    assert stream.taken == [1, 5, 2, 5, 3, 4]
+    assert stream.held == [20, 19, 14, 12, 7, 4]
+    assert [record.step for record in history.records] == [8, 16, 20]
+    assert len(history.losses) == 20
+    assert history.examples == 80
+
+
+def test_calls_end_at_saves_too():
+    stream, saver = Taken(), EveryTen()
+    fitting(stream, steps=20, saver=saver).run()
+    assert stream.taken == [1, 7, 2, 6, 4]
+    assert stream.held == [10, 9, 2, 10, 4]
+    assert saver.asked == [(s, True, False) for s in (1, 8, 10, 16, 20)] + ["finish"]
+
+
+def test_without_a_number_of_steps_the_data_end_the_fit():
+    stream = Taken(batches=11)
+    history = fitting(stream).run()
+    assert stream.taken == [1, 7, 3, 0]
+    assert set(stream.held) == {NEVER}
+    assert [record.step for record in history.records] == [8, 11]
+
+
+def test_a_callback_ends_the_fit_and_the_saver_is_told():
+    stream, saver = Taken(begun=2), EveryTen()
+    history = fitting(stream, steps=99, saver=saver, ends=lambda record: record.step == 8).run()
+    # What was begun beyond it is completed, and counts.
+    assert saver.asked[-3:] == [(8, True, True), (10, True, True), "finish"]
+    assert [record.step for record in history.records] == [8, 10]
+
+
+def test_an_interruption_ends_the_fit_where_the_saver_allows_it():
+    event, saver = Interruption(), EveryTen()
+    saver.can_end = lambda step, waited: step == 10
+    event.set()
+    history = fitting(Taken(), steps=99, saver=saver, interrupted=event).run()
+    assert [record.step for record in history.records] == [8, 10]
+    # Before the first step, without a saver: nothing was trained, and that is no mistake of the data.
+    assert fitting(Taken(), steps=99, interrupted=event).run().records == []
+
+
+def test_data_without_a_batch_are_told():
+    with pytest.raises(cn.InvalidArgument, match="gave no batch"):
+        fitting(Taken(batches=0)).run()
+
+
+def test_too_many_steps_without_an_update_end_the_fit():
+    stream = Taken(idle=MOST_SKIPPED)
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        fitting(stream, steps=99).run()
+    assert stream.idle == 0  # who trains on may try as long again
+
+
+def test_a_saver_that_saves_nothing_has_all_that_a_fit_asks_of_a_saver():
+    for name, own in vars(NoSaver).items():
+        theirs = inspect.getattr_static(Saver, name, None)
+        if inspect.isfunction(own) and not name.startswith("__"):
+            assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters), name
+    public = {name for name in vars(Saver) if not name.startswith("_")} | {"stalled"}
+    assert public <= set(dir(NoSaver))
