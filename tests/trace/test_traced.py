@@ -61,7 +61,7 @@ def test_the_line_of_a_node_inside_a_branch():
 
     traced = trace(f, tf.TensorSpec([2, 2]))
     conditional = next(op.name for op in traced.concrete.graph.get_operations() if "If" in op.type)
-    assert "test_trace.py" in traced.line_of(f"{conditional}/deeper/node")
+    assert "test_traced.py" in traced.line_of(f"{conditional}/deeper/node")
     assert traced.line_of("no_such_node") is None
 
 
