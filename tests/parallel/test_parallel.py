@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import colonnade as cn
-from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import flatten, pack
 
 RNG = np.random.default_rng(0)
@@ -28,7 +27,7 @@ def close(a, b, tolerance=1e-5):
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(b).max(initial=0)))
 
 
-def test_b1_a_plus_b():
+def test_a_plus_b():
     a, b = (RNG.normal(size=(1000, 100)).astype("float32") for _ in range(2))
 
     def add(a, b):
@@ -43,7 +42,7 @@ def test_b1_a_plus_b():
 @pytest.mark.parametrize(
     "optimizer", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.01)]
 )
-def test_b2_the_quadratic_has_the_same_trajectory(optimizer):
+def test_the_quadratic_has_the_same_trajectory(optimizer):
     x = RNG.uniform(-1, 1, (1000, 1)).astype("float32")
     y = 5 * x**2 + 3
 
@@ -75,7 +74,7 @@ def test_b2_the_quadratic_has_the_same_trajectory(optimizer):
 
 
 @pytest.mark.parametrize(("batch", "devices"), [(99, 4), (3, 4), (1, 8), (8, 8)])
-def test_b3_uneven_batches(batch, devices):
+def test_uneven_batches(batch, devices):
     w = tf.Variable(RNG.normal(size=(5, 3)).astype("float32"))
     x = tf.constant(RNG.normal(size=(batch, 5)).astype("float32"))
 
@@ -99,7 +98,7 @@ class Outputs:
     extra: Any
 
 
-def test_b4_any_nest_comes_back():
+def test_any_nest_comes_back():
     table = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0])
 
     def f(batch, table, flag, name=None):
@@ -145,11 +144,6 @@ def test_a_variable_that_is_not_trainable_but_watched():
     close(tape.gradient(y, v), 4.0)
 
 
-def test_a_mean_does_not_overflow_in_half_precision():
-    mean = cn.parallel(lambda x: x[0], devices=2, join="mean")
-    close(mean(100 * tf.ones(4096, tf.float16)), 100.0, tolerance=1e-3)
-
-
 def test_row_splits_of_another_dtype_are_another_trace():
     fast = cn.parallel(lambda r: r * 2, devices=2)
     rows = [[1], [2, 3]]
@@ -165,88 +159,6 @@ def test_gradients_of_ragged_values():
         y = cn.parallel(lambda r: tf.reduce_sum(r**2, axis=1), devices=2)(ragged)
         loss = tf.reduce_sum(y)
     close(tape.gradient(loss, values), [2.0, 4.0, 6.0])
-
-
-@pytest.mark.parametrize(("join", "expected"), [("mean", 3.0), ("sum", 3.5 + 2.0), ("stack", [3.5, 2.0])])
-def test_scalars_are_joined_as_asked(join, expected):
-    f = cn.parallel(tf.reduce_mean, devices=2, join=join)
-    close(f(tf.constant([1.0, 6.0, 2.0])), expected)
-
-
-def test_a_scalar_without_a_join_is_an_error_with_the_choices():
-    with pytest.raises(cn.InvalidArgument) as caught:
-        cn.make_parallel(lambda x: {"loss": tf.reduce_mean(x)}, 2, x=tf.ones(4))
-    assert "output['loss']" in str(caught.value)
-    assert all(f'"{join}"' in str(caught.value) for join in ("mean", "sum", "stack"))
-
-
-def test_a_mean_is_weighted_with_its_gradient():
-    w = tf.Variable(2.0)
-    x = tf.constant(RNG.normal(size=(99, 3)).astype("float32"))
-    f = cn.parallel(lambda x: (tf.reduce_mean((x * w) ** 2), x * w), devices=4, join="mean")
-    with tf.GradientTape() as tape:
-        loss, rows = f(x)
-    assert rows.shape == [99, 3]  # what has a batch dim is concatenated, whatever the join
-    close(tape.gradient(loss, w), np.mean(2 * 2.0 * x**2))
-
-
-def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
-    f = cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=2, join="sum")
-    close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
-
-
-@pytest.mark.parametrize("join", ["sum", "mean"])
-def test_sums_follow_the_links(monkeypatch, join):
-    """Peers {0,1} and {2,3} add among themselves first; only then does one sum go between the pairs."""
-    monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
-    monkeypatch.setattr(
-        hardware, "topology", lambda: cn.Topology.groups([[0, 1], [2, 3], [4], [5], [6], [7]])
-    )
-    f = cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=4, join=join)
-    x = tf.reshape(tf.range(24.0), [8, 3])
-    ops = f.placement(x).ops
-    adds = {row.actual for row in ops if row.op in ("AddN", "AddV2") and row.phase == "forward"}
-    assert adds == {"/device:CPU:0", "/device:CPU:2"}  # TensorFlow joins the two adds on CPU:0
-    expected = tf.reduce_sum(x, axis=0) / (1 if join == "sum" else 4)
-    assert np.array_equal(f(x), expected)  # whole numbers, and a quarter of them: exact
-
-
-@pytest.mark.parametrize("shape", [[8, 3], [None, 3]])
-def test_an_output_of_fixed_size_is_not_concatenated(shape):
-    """Four times three column sums are not the column sums."""
-    fast = tf.function(cn.parallel(lambda x: tf.reduce_sum(x, axis=0), devices=4), autograph=False)
-    with pytest.raises(cn.InvalidArgument, match=r"float32\[3\]': has no batch dim .* join=\"mean\""):
-        fast.get_concrete_function(tf.TensorSpec(shape))
-
-
-def test_flattened_and_filtered_batches_are_still_batches():
-    x = tf.reshape(tf.range(8.0), [4, 2])
-    flat = cn.parallel(lambda x: tf.reshape(x, [-1]), devices=2, join="mean")
-    close(flat(x), tf.range(8.0))
-    filtered = cn.parallel(lambda x: tf.boolean_mask(x, x >= 0), devices=2, join="sum")
-    close(filtered(tf.range(4.0)), tf.range(4.0))
-
-
-def test_concatenation_knows_a_flattened_batch():
-    close(cn.parallel(lambda x: tf.reshape(x, [-1]), devices=2)(tf.ones([4, 2])), np.ones(8))
-
-
-def test_a_join_where_the_batch_size_is_not_known():
-    fast = cn.parallel(lambda x: (tf.reduce_sum(x, axis=0), 2 * x), devices=2, join="sum")
-    total, rows = tf.function(fast, input_signature=[tf.TensorSpec([None, 3])])(tf.ones([6, 3]))
-    close(total, [6.0, 6.0, 6.0])
-    close(rows, 2 * np.ones([6, 3]))
-
-
-def test_what_cannot_be_averaged_is_refused():
-    with pytest.raises(cn.InvalidArgument, match="stack"):
-        cn.parallel(lambda x: tf.reduce_max(x), devices=2, join="mean")(tf.constant([1, 2, 3]))
-
-
-@pytest.mark.parametrize("bad", ["average", None, 1])
-def test_unknown_join(bad):
-    with pytest.raises(cn.InvalidArgument, match="must be one of concat, mean, sum, stack"):
-        cn.parallel(lambda x: x, join=bad)
 
 
 def test_not_a_function():
@@ -428,7 +340,7 @@ def test_variables_made_on_the_first_call_are_made_once():
     assert len(model.variables) == 2
 
 
-def test_a6_sparse_and_missing_gradients():
+def test_sparse_and_missing_gradients():
     table = tf.Variable(RNG.normal(size=(50, 3)).astype("float32"))
     unused = tf.Variable(1.0)
     ids = tf.constant([1, 2, 3, 3, 5])
@@ -447,7 +359,7 @@ def test_a6_sparse_and_missing_gradients():
     close(tf.convert_to_tensor(gradient), tf.convert_to_tensor(tape.gradient(loss, table)))
 
 
-def test_a2_every_example_is_seen_once():
+def test_every_example_is_seen_once():
     seen = []
 
     def see(ids):
@@ -462,7 +374,7 @@ def test_a2_every_example_is_seen_once():
     assert sorted(i for part in seen for i in part) == list(range(99))
 
 
-def test_b5_forward_and_backward_ran_where_they_should():
+def test_forward_and_backward_ran_where_they_should():
     w = tf.Variable(RNG.normal(size=(4, 4)).astype("float32"))
     fast = cn.parallel(lambda x: tf.nn.elu(x @ w), devices=[3, 5])
     report = fast.placement(tf.ones([6, 4]), strict=True)
@@ -472,7 +384,7 @@ def test_b5_forward_and_backward_ran_where_they_should():
     assert {row.actual for row in report.variables} == {"/device:CPU:0"}
 
 
-def test_b5_strict_fails_when_an_op_ran_elsewhere():
+def test_strict_fails_when_an_op_ran_elsewhere():
     def stubborn(x):
         with tf.device("/device:CPU:7"):
             return tf.sin(x)
@@ -494,128 +406,6 @@ def test_no_new_trace_for_a_batch_that_splits_into_the_same_sizes():
     for rows in (99, 98, 97, 100, 99):
         fast(tf.ones(rows))
     assert traced == [25, 24]
-
-
-@pytest.mark.parametrize("graph", [False, True])
-def test_legacy_randomness_differs_between_replicas_and_repeats(graph):
-    def draw(x):
-        return x + tf.random.uniform(tf.shape(x))
-
-    def run():
-        tf.random.set_seed(3)
-        fast = cn.parallel(draw, devices=3)
-        return (tf.function(lambda x: fast(x)) if graph else fast)(tf.zeros([6, 4])).numpy()
-
-    first = run()
-    assert len({part.tobytes() for part in np.split(first, 3)}) == 3
-    assert np.array_equal(first, run())
-
-
-def test_a_tf_function_does_not_repeat_its_numbers_and_another_seed_gives_others():
-    @tf.function
-    def draw(x):
-        return x + tf.random.uniform(tf.shape(x))
-
-    drawn = []
-    for seed in (3, 3, 4):
-        tf.random.set_seed(seed)
-        drawn.append(cn.parallel(draw, devices=3)(tf.zeros([3, 4])).numpy())
-    assert len({row.tobytes() for row in drawn[0]}) == 3
-    assert not np.array_equal(drawn[0], drawn[2])
-    plain = cn.parallel(lambda x: x + tf.random.uniform(tf.shape(x)), devices=2)
-    tf.random.set_seed(3)
-    first = plain(tf.zeros([4])).numpy()
-    tf.random.set_seed(4)
-    assert not np.array_equal(first, plain(tf.zeros([4])).numpy())
-
-
-def test_a_tf_function_inside_that_was_called_before_is_refused():
-    @tf.function
-    def noise(x):
-        return tf.random.uniform(tf.shape(x))
-
-    tf.random.set_seed(3)
-    noise(tf.zeros([2, 4]))
-    with pytest.raises(cn.InvalidArgument, match=r"tf\.function='noise': was called before"):
-        cn.parallel(lambda x: x + noise(x), devices=2)(tf.zeros([4, 4]))
-
-
-def test_a_generator_gives_each_replica_its_own_numbers_and_repeats():
-    def run():
-        generator = tf.random.Generator.from_seed(5)
-        return cn.make_parallel(lambda x: x + generator.uniform([2]), 3, x=tf.zeros([3, 2])).numpy()
-
-    first = run()
-    assert len({row.tobytes() for row in first}) == 3
-    assert np.array_equal(first, run())
-
-
-def test_captured_tables_and_constants_work_and_iterators_are_refused():
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1)
-    constant = tf.constant([10, 20])
-    found = cn.make_parallel(lambda w: table.lookup(w) + constant[0], 2, w=tf.constant(["a", "b", "c"]))
-    assert found.numpy().tolist() == [11, 12, 9]
-    iterator = iter(tf.data.Dataset.range(10))
-    with pytest.raises(cn.InvalidArgument, match=r"an iterator.*race for its elements"):
-        cn.make_parallel(lambda x: x + next(iterator), 2, x=tf.zeros([4], tf.int64))
-
-
-def test_an_error_names_the_device_and_the_line():
-    def invert(x):
-        return tf.linalg.inv(x)  # this very line
-
-    x = np.stack([np.eye(2), np.eye(2), np.zeros((2, 2))]).astype("float32")
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        cn.make_parallel(invert, 3, x=x)
-    text = str(caught.value)
-    assert text.startswith("on CPU:2: Input is not invertible.")
-    assert "test_parallel.py" in text
-    assert "this very line" in text
-
-
-def test_an_assertion_names_the_device_in_a_tf_function_too():
-    def positive(x):
-        tf.debugging.assert_positive(x, message="must be positive")
-        return x
-
-    x = tf.constant([1.0, -2.0, 3.0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"^on CPU:1: .*must be positive"):
-        cn.make_parallel(positive, 3, x=x)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="replica_1_on_CPU_1/assert_positive"):
-        tf.function(lambda x: cn.make_parallel(positive, 3, x=x))(x)
-
-
-def test_print_says_which_device_spoke(capfd):
-    def speak(x):
-        tf.print("x is", x)
-        return x
-
-    original = tf.print
-    cn.make_parallel(speak, 2, x=tf.constant([1.0, 2.0]))
-    assert sorted(capfd.readouterr().err.splitlines()) == ["[CPU:0] x is [1]", "[CPU:1] x is [2]"]
-    assert tf.print is original
-
-
-def test_summaries_are_tagged_with_the_device(tmp_path):
-    def note(x):
-        tf.summary.scalar("level", tf.reduce_mean(x), step=0)
-        return x
-
-    writer = tf.summary.create_file_writer(str(tmp_path))
-    with writer.as_default():
-        cn.make_parallel(note, 2, x=tf.constant([1.0, 2.0]))
-    writer.close()
-    (path,) = tmp_path.glob("events*")
-    events = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(str(path))]
-    tags = {
-        value.tag: float(tf.make_ndarray(value.tensor)) for event in events for value in event.summary.value
-    }
-    assert tags == {"replica_0_on_CPU_0/level": 1.0, "replica_1_on_CPU_1/level": 2.0}
-
-
-def test_a_mistake_in_the_function_keeps_its_own_error():
-    with pytest.raises(ValueError, match="Dimensions must be equal"):
-        cn.make_parallel(lambda x: x @ tf.ones([7, 7]), 2, x=tf.ones([4, 2]))
 
 
 @dataclass(frozen=True)
@@ -708,24 +498,3 @@ def assert_like_unsplit(nest, rows, devices):
     for a, b in zip([*parts(found), *gradients], [*parts(expected), *wanted], strict=True):
         assert a.dtype == b.dtype
         assert np.array_equal(a.numpy(), b.numpy())
-
-
-@pytest.mark.long
-@settings(max_examples=15, deadline=None)
-@given(rows=st.integers(1, 200), devices=st.integers(1, 8), join=st.sampled_from(["mean", "sum"]))
-def test_any_join_of_any_batch(rows, devices, join):
-    """A loss over the whole batch, and its gradient; to the rounding of float64."""
-    x = tf.constant(RNG.normal(size=(rows, 3)))
-    w = tf.Variable(RNG.normal(size=3))
-    reduced = {"mean": tf.reduce_mean, "sum": tf.reduce_sum}[join]
-
-    def loss(x):
-        return reduced(tf.linalg.matvec(x, w) ** 2)
-
-    def run(call):
-        with tf.GradientTape() as tape:
-            value = call(x)
-        return value, tape.gradient(value, w)
-
-    for a, b in zip(run(cn.parallel(loss, devices=devices, join=join)), run(loss), strict=True):
-        close(a, b, 1e-12)
