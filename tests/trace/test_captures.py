@@ -1,51 +1,50 @@
-"""Loops inside a loss function, such as those of recurrent layers, which read variables at every turn."""
+"""What a trace does with what it captured: read or written, by which ops, in loops or not."""
 
-import keras
-import numpy as np
-import pytest
 import tensorflow as tf
-from families import long
 
-import colonnade as cn
-from colonnade.run.trace.captures import captures
-
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(11, 7, 3)).astype("float32")
-Y = RNG.normal(size=(11, 2)).astype("float32")
+from colonnade.run.trace.captures import ancestors, captures, nodes
 
 
-def trained(devices, variables="auto"):
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([7, 3]), keras.layers.LSTM(4), keras.layers.Dense(2)])
-    trainer = cn.Trainer(
-        lambda x, y: tf.reduce_sum((model(x) - y) ** 2, axis=1),
-        keras.optimizers.SGD(0.1, momentum=0.9),
-        devices=devices,
-        variables=variables,
-    )
-    trainer.fit((X, Y), batch_size=11, steps=6, progress=False)
-    return trainer, model.get_weights()
+def of(fn, *specs):
+    return captures(tf.function(fn, autograph=False).get_concrete_function(*specs))
 
 
-@pytest.mark.parametrize("variables", ["partitioned", *long("shared")])
-@pytest.mark.long
-def test_an_lstm_equals_one_device(variables):
-    _, alone = trained(1)
-    _, found = trained(3, variables)
-    for one, other in zip(alone, found, strict=True):
-        # Sums of float32 in another order, over 6 steps of numbers around 1.
-        np.testing.assert_allclose(one, other, atol=2e-6)
+def test_reads_and_writes_are_told_apart_in_called_functions_too():
+    read, written, table = tf.Variable([1.0, 2.0]), tf.Variable(0.0), tf.Variable([[1.0], [2.0]])
+    branch = tf.function(lambda x: written.assign_add(tf.reduce_sum(x)), autograph=False)
+
+    def fn(x):
+        tf.cond(x > 0, lambda: branch(read * x), lambda: branch(read))
+        return tf.gather(table, [0])
+
+    by_variable = {c.variable.ref(): c for c in of(fn, tf.TensorSpec([])) if c.variable is not None}
+    assert {ref.deref().ref(): c.written for ref, c in by_variable.items()} == {
+        read.ref(): False,
+        written.ref(): True,
+        table.ref(): False,
+    }
+    assert by_variable[table.ref()].used_by == {"ResourceGather"}
 
 
-def test_a_loop_reads_from_its_own_device():
-    trainer, _ = trained(3, "shared")
-    first, second, third = trainer._engine.residence._stand_ins
-    # The first device has the variables themselves; the dense layer is in no loop.
-    assert not first
-    assert sorted(v.name for v in second.values()) == sorted(v.name for v in third.values())
-    assert all("CPU:1" in v.device for v in second.values())
-    assert len(second) in (2, 3)
+def test_what_is_no_variable_is_captured_as_a_tensor():
+    constant = tf.constant([1.0, 2.0])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+    known = of(lambda x: (x + constant, table.lookup(tf.cast(x, tf.int32))), tf.TensorSpec([2]))
+    assert [capture.variable for capture in known] == [None] * len(known)
+    (number,) = (capture for capture in known if capture.tensor is constant)
+    assert number.used_by == {"AddV2"}
+    (looked_up,) = (capture for capture in known if capture.tensor is table.resource_handle)
+    assert looked_up.used_by == {"LookupTableFindV2"}
+
+
+def test_all_nodes_and_those_that_a_result_needs():
+    inner = tf.function(lambda x: tf.sin(x), autograph=False)
+    graph = tf.function(lambda x: (inner(x) + 1.0, tf.cos(x))).get_concrete_function(tf.TensorSpec([])).graph
+    assert {"Sin", "Cos"} <= {node.op for node in nodes(graph.as_graph_def())}
+    (added,) = (op for op in graph.get_operations() if op.type == "AddV2")
+    above = {op.type for op in ancestors(added)}
+    assert "Cos" not in above
+    assert {"AddV2", "Const", "Placeholder"} <= above
 
 
 def test_what_a_loop_reads_is_known():
