@@ -5,10 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from families import long
 
 import colonnade as cn
-from colonnade.run.data.batches import Batches
 from colonnade.run.data.iterator_state import at_work, comes_again, frozen, thaw
 from colonnade.run.data.shuffles import Shuffles
 
@@ -106,92 +104,5 @@ def test_another_pipeline_is_an_error():
         thaw(other, frozen(first, "fit()"), "fit()")
 
 
-def below_a_shuffle(*buffers):
-    return RANGE(23).shuffle(buffers[0], seed=1).shuffle(buffers[1], seed=2)
-
-
 def two(join, size=13, **seeds):
     return lambda: join(*(RANGE(size).shuffle(9, seed=seeds.get(name)) for name in "ab")).batch(5)
-
-
-def sampled(*datasets):
-    return tf.data.Dataset.sample_from_datasets(datasets, seed=4)
-
-
-def files():
-    """As they are read: shuffled themselves, some at a time, and then their examples."""
-    return RANGE(6).shuffle(6, seed=1).interleave(lambda i: RANGE(10 * i, 10 * i + 7), cycle_length=3)
-
-
-ARRANGEMENTS = {  # each with the passes to make
-    "rounds": (lambda: RANGE(23).shuffle(10, seed=1).batch(5).repeat(), 1),
-    "rounds without a rest": (lambda: RANGE(20).shuffle(10, seed=1).batch(5).repeat(), 1),
-    "rounds of one batch": (lambda: RANGE(4).shuffle(10, seed=1).batch(5).repeat(), 1),
-    "batches across rounds": (lambda: RANGE(23).shuffle(10, seed=1).repeat().batch(5), 1),
-    "rounds in passes": (lambda: RANGE(23).shuffle(10, seed=1).batch(5).repeat(2), 3),
-    "two that are long": (lambda: below_a_shuffle(30, 30).batch(5), 3),
-    "two that are short": (lambda: below_a_shuffle(4, 3).batch(5), 3),
-    "rounds of two": (lambda: below_a_shuffle(30, 30).batch(5).repeat(), 1),
-    "rounds of two that are short": (lambda: below_a_shuffle(4, 3).batch(5).repeat(), 1),
-    "a shuffle of rounds": (lambda: RANGE(23).shuffle(9, seed=1).repeat(3).shuffle(5, seed=2).batch(5), 2),
-    "one behind the other": (two(lambda a, b: a.concatenate(b), a=1, b=2), 3),
-    "rounds of one behind the other": (lambda: two(lambda a, b: a.concatenate(b), a=1, b=2)().repeat(), 1),
-    "side by side": (
-        lambda: two(lambda a, b: tf.data.Dataset.zip((a, b)), a=1, b=2)().map(lambda a, b: a).repeat(),
-        1,
-    ),
-    # TensorFlow never ends one of which a part is at its end when its state is brought back.
-    "now one, now the other": (two(sampled, a=1, b=2), 3),
-    "files": (lambda: files().shuffle(8, seed=2).batch(5), 3),
-    "a cache below": (lambda: RANGE(23).cache().shuffle(10, seed=1).shuffle(30, seed=2).batch(5), 3),
-}
-QUICK = (
-    "rounds",
-    "now one, now the other",
-    "rounds in passes",
-    "two that are long",
-    "one behind the other",
-    "files",
-)
-
-
-def in_batches(make, passes, **options):
-    return Batches(make().map(lambda x: (x,)), ["x"], {}, passes, exact=True, **options)
-
-
-def seen(batches, count):
-    return [one.components()[0].numpy().tolist() for one in first_of(iter(batches.next, None), count)]
-
-
-@pytest.mark.parametrize("name", [*QUICK, *long(*(name for name in ARRANGEMENTS if name not in QUICK))])
-def test_with_seeds_the_order_is_that_of_a_run_that_was_never_cut(name):
-    """Cut here and there; with another dataset object each time, as a program that is run again has one."""
-    make, passes = ARRANGEMENTS[name]
-    unbroken, wanted, places = in_batches(make, passes), [], []
-    for taken in range(1, 20):
-        wanted += seen(unbroken, 1)
-        places.append((unbroken.position(taken), unbroken.begun, taken))
-    assert len(wanted) > 14
-    for place, begun, taken in places[1 : len(wanted) - 1 : 2]:
-        again = in_batches(make, passes, ahead=False)
-        again.seek(place, begun, taken)
-        assert seen(again, len(wanted) - taken) == wanted[taken:], taken
-
-
-@pytest.mark.parametrize(
-    ("make", "passes"),
-    [
-        (lambda: below_a_shuffle(30, 30).batch(5).repeat(2), 2),
-        *long((lambda: RANGE(23).shuffle(30, seed=1).cache().shuffle(30, seed=2).batch(5), 3)),
-    ],
-)
-def test_where_seeds_are_not_found_again_that_is_said_and_every_example_counts_once(make, passes):
-    unbroken = in_batches(make, passes)
-    wanted = seen(unbroken, 12)
-    place = unbroken.position(12), unbroken.begun, 12
-    again = in_batches(make, passes, ahead=False)
-    with pytest.warns(UserWarning, match="every example counts once; but .* in another order"):
-        again.seek(*place)
-    wanted += seen(again, 100)
-    whole = np.concatenate([batch.numpy() for _ in range(passes) for batch in make()])
-    assert sorted(np.concatenate(wanted)) == sorted(whole)
