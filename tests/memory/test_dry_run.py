@@ -5,10 +5,12 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
+from colonnade.run.memory.dry_run import Act, Play, Thing, rehearse
 
 KIB = 1024
 
 
+@pytest.mark.long
 def test_what_a_function_and_its_update_take():
     """A product of 64 x 128 and 128 x 32 floats, and its gradient."""
     w = tf.Variable(tf.zeros([128, 32]))

@@ -51,13 +51,17 @@ def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     assert_same(found, one_device(stacked, rows))
 
 
-@pytest.mark.parametrize("layers", [convolutional, twice])
 @pytest.mark.parametrize(
-    ("devices", "variables"),
-    [
-        (3, "shared"),
-        *long((2, "mirrored"), (4, "partitioned")),
-    ],
+    ("layers", "devices", "variables"),
+    kept(
+        [
+            (layers, *home)
+            for layers in (convolutional, twice)
+            for home in ((3, "shared"), (2, "mirrored"), (4, "partitioned"))
+        ],
+        (convolutional, 2, "mirrored"),
+        (twice, 3, "shared"),
+    ),
 )
 def test_other_models_equal_one_device(layers, devices, variables, one_device):
     assert_same(trained(layers, devices, variables=variables, rows=13), one_device(layers, 13))
