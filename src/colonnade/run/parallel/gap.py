@@ -32,7 +32,8 @@ def gap(expected: np.ndarray | None, actual: np.ndarray | None) -> float:
     if expected.dtype.kind not in "fciu":
         return 0.0 if np.array_equal(expected, actual) else float("inf")
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    gaps = np.abs(expected.astype(wide) - actual.astype(wide))
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite numbers, which are looked at below
+        gaps = np.abs(expected.astype(wide) - actual.astype(wide))
     same = (np.isnan(expected) & np.isnan(actual)) | (expected == actual)
     return float(np.where(same, 0.0, np.where(np.isnan(gaps), np.inf, gaps)).max())
 

@@ -107,17 +107,6 @@ def test_a_wrong_parallel_run_is_not_blamed_on_the_function(monkeypatch):
     assert set(report.causes) == {"parallel"}
 
 
-def test_a_coarse_output_does_not_loosen_the_others():
-    def f(x, y):
-        return tf.cast(x, tf.bfloat16), y * 2.0
-
-    tolerances = {row.leaf: row.tolerance for row in cn.verify(f, X, X, devices=2).rows}
-    assert tolerances["output[0]"] > 0.1
-    assert tolerances["gradient of x"] > 0.1
-    assert tolerances["output[1]"] < 1e-4
-    assert tolerances["gradient of y"] < 1e-4
-
-
 @pytest.mark.long
 def test_gradients_of_what_passes_whole_and_of_namesakes():
     one, other = (tf.Variable(2.0, name="w") for _ in range(2))
@@ -191,56 +180,3 @@ def test_groups_of_rows():
     report = cn.verify(pairs, X, devices=4)  # slices of 3
     assert report.causes == ("groups",)
     np.testing.assert_allclose(cn.parallel(pairs, devices=2)(X[:8]), pairs(X[:8]), rtol=1e-6)
-
-
-Y = tf.constant(np.random.default_rng(3).integers(0, 3, 13))
-
-
-def classifier(*layers, regularizer=None, **options):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.layers.Dense(4, kernel_regularizer=regularizer), *layers, keras.layers.Dense(3)]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(**{"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"], **options})
-    return model
-
-
-def test_a_compiled_model_is_verified_in_training():
-    model = classifier(regularizer="l2")
-    model.fit(X, Y, verbose=0)
-    held = [*model.variables, *model.metrics_variables]
-    before = [v.numpy() for v in held]
-    report = cn.verify(model, X[:4], Y[:4], np.ones(4), devices=2)
-    assert report
-    leaves = {row.leaf for row in report.rows}
-    assert {"output['loss']", "output['prediction']", "metric accuracy"} <= leaves
-    assert sum(leaf.startswith("gradient of sequential") for leaf in leaves) == 4
-    for variable, value in zip(held, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-
-
-@pytest.mark.parametrize(
-    ("model", "cause"),
-    [
-        (lambda: classifier(keras.layers.BatchNormalization()), "statistics"),
-        *long((lambda: classifier(keras.layers.Dropout(0.5)), "randomness")),
-        *long((lambda: classifier(loss=lambda y, p: tf.reduce_sum(p**2), metrics=[]), "sum")),
-        *long(
-            (lambda: classifier(loss=lambda y, p: tf.sqrt(tf.reduce_mean(p**2)), metrics=[]), "statistics")
-        ),
-    ],
-)
-def test_why_a_model_trains_otherwise(model, cause):
-    report = cn.verify(model(), X[:4], Y[:4], devices=2)
-    assert report.causes[0] == cause
-    assert "parallel" not in report.causes
-
-
-def test_a_model_that_is_not_compiled():
-    model = keras.Sequential([keras.layers.Dense(3)])
-    assert cn.verify(model, X, devices=2)
-    with pytest.raises(cn.InvalidArgument, match="is not compiled, so it has no loss"):
-        cn.verify(model, X, Y, devices=2)
-    with pytest.raises(cn.InvalidArgument, match="join='sum': has no meaning for a training step"):
-        cn.verify(classifier(), X, Y, devices=2, join="sum")

@@ -1,112 +1,32 @@
-"""Batch normalisation on several devices, local and synchronised, against one device on the same seeds.
-
-Tolerance: sums over slices add the same float32 numbers in another order. Measured differences after
-five steps are at most 5e-7 on numbers of the size of 1; `CLOSE` leaves room for other kernels and is
-far below what a missing part of the synchronisation changes (1e-2 and more).
-"""
+"""Batch normalisation on several devices, local and synchronised, against one device on the same seeds."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from families import kept, long
+from norms import (
+    CLOSE,
+    FAR,
+    assert_same,
+    batches,
+    built,
+    convolutional,
+    difference,
+    loss_of,
+    norm,
+    stacked,
+    trained,
+    twice,
+    values,
+)
 
 import colonnade as cn
 from colonnade.run.batch.split import Arguments
 from colonnade.run.trace import replica_context, sync_cut
 
-# Measuring coverage doubles the time of a trace; the same lines are run by test_trainer.
-
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-FAR = 1e-2
+# Measuring coverage doubles the time of a trace; the same lines are run by other tests.
 MODES = ("shared", "mirrored", "partitioned")
-
-
-def norm(*, synchronized=True, **options):
-    return keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.8, **options)
-
-
-def stacked(synchronized):
-    """Two layers in sequence: the sums of the second need those of the first."""
-    layers = keras.layers
-    return [
-        keras.Input([4]),
-        layers.Dense(5, activation="tanh"),
-        norm(synchronized=synchronized),
-        layers.Dense(3),
-        norm(synchronized=synchronized),
-        layers.Dense(1),
-    ]
-
-
-def convolutional(synchronized):
-    layers = keras.layers
-    return [
-        keras.Input([4]),
-        layers.Reshape([2, 2, 1]),
-        layers.Conv2D(3, 2, padding="same", use_bias=False),
-        norm(synchronized=synchronized),
-        layers.ReLU(),
-        layers.Flatten(),
-        layers.Dense(1),
-    ]
-
-
-def twice(synchronized):
-    """One layer called two times: it writes its moving averages two times in a step."""
-    shared = norm(synchronized=synchronized)
-    layers = keras.layers
-    return [
-        keras.Input([4]),
-        layers.Dense(4),
-        shared,
-        layers.Dense(4, activation="tanh"),
-        shared,
-        layers.Dense(1),
-    ]
-
-
-def batches(rows, steps=5, seed=0):
-    rng = np.random.default_rng(seed)
-    for _ in range(steps):
-        x = rng.normal(1.0, 2.0, [rows, 4]).astype("float32")
-        yield x, (x[:, :1] - x[:, 1:2] * x[:, 2:3]).astype("float32")
-
-
-def built(layers, synchronized):
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(layers(synchronized))
-
-
-def loss_of(model):
-    def loss(x, y):
-        return tf.squeeze((tf.cast(model(x, training=True), y.dtype) - y) ** 2, axis=1)
-
-    return loss
-
-
-def trained(layers, devices, *, synchronized=True, variables="shared", rows=12, optimizer=None, **options):
-    """The losses of some steps, and all variables of the model after them."""
-    model = built(layers, synchronized)
-    optimizer = optimizer or keras.optimizers.SGD(0.05, momentum=0.9)
-    trainer = cn.Trainer(loss_of(model), optimizer, devices=devices, variables=variables, **options)
-    losses = [trainer.train_on_batch(x, y).loss for x, y in batches(rows)]
-    return losses, values(model)
-
-
-def values(model):
-    return {v.path: v.numpy() for v in model.variables if v.dtype == "float32"}
-
-
-def assert_same(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], **CLOSE)
-    for (name, value), other in zip(found[1].items(), expected[1].values(), strict=True):
-        np.testing.assert_allclose(value, other, err_msg=name, **CLOSE)
-
-
-def difference(found, expected):
-    pairs = zip(found[1].values(), expected[1].values(), strict=True)
-    return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +51,17 @@ def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     assert_same(found, one_device(stacked, rows))
 
 
-@pytest.mark.parametrize("layers", [convolutional, twice])
 @pytest.mark.parametrize(
-    ("devices", "variables"),
-    [
-        (3, "shared"),
-        *long((2, "mirrored"), (4, "partitioned")),
-    ],
+    ("layers", "devices", "variables"),
+    kept(
+        [
+            (layers, *home)
+            for layers in (convolutional, twice)
+            for home in ((3, "shared"), (2, "mirrored"), (4, "partitioned"))
+        ],
+        (convolutional, 2, "mirrored"),
+        (twice, 3, "shared"),
+    ),
 )
 def test_other_models_equal_one_device(layers, devices, variables, one_device):
     assert_same(trained(layers, devices, variables=variables, rows=13), one_device(layers, 13))
@@ -161,10 +85,6 @@ def test_gradients_equal_those_of_one_device():
     assert max(np.abs(g).max() for g in moved[0]) > 0.1
     for found, expected in zip(moved[1], moved[0], strict=True):
         np.testing.assert_allclose(found, expected, **CLOSE)
-
-
-def test_local_is_something_else(one_device):
-    assert difference(trained(stacked, 2, synchronized=False), one_device(stacked, 12)) > FAR
 
 
 def test_without_its_backward_part_it_is_something_else(monkeypatch, one_device):
@@ -357,7 +277,7 @@ def test_a_skipped_step_leaves_no_trace_in_the_moving_averages(synchronized):
 
 
 def test_two_clones_learn_a_binary_problem():
-    """Scenario E1: 16 examples of 4 numbers; loss below a fifth; the moving averages are the data's."""
+    """16 examples of 4 numbers; loss below a fifth; the moving averages are the data's."""
     rng = np.random.default_rng(0)
     y = np.arange(16) % 2
     x = (rng.normal(size=[16, 4]) + 2.0 * y[:, None] + [1.0, 2.0, 3.0, 4.0]).astype("float32")
@@ -382,7 +302,7 @@ def test_two_clones_learn_a_binary_problem():
 
 
 def clones(synchronized):
-    """Scenario E2: the square of the first example's normalised value, the mean, the variance."""
+    """The square of the first example's normalised value, the mean, the variance."""
     layer = keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.0, epsilon=0.0)
     w = tf.Variable(1.0)
 
@@ -417,13 +337,18 @@ def test_several_runs_are_equal_bit_for_bit():
     assert difference(first, second) == 0.0
 
 
-def test_a_trace_without_synchronisation_is_not_cut(monkeypatch):
-    def never(*_):
-        raise AssertionError("cut")
-
-    monkeypatch.setattr(sync_cut, "_Cut", never)
-    trained(stacked, 2, synchronized=False)
-    trained(stacked, 1, synchronized=True)
+def test_a_trace_without_synchronisation_is_not_cut(monkeypatch, one_device):
+    """So local statistics are something else; on a single device there is nothing to synchronise."""
+    cuts = []
+    cut = sync_cut._Cut
+    monkeypatch.setattr(sync_cut, "_Cut", lambda traced: cuts.append(traced) or cut(traced))
+    local = trained(stacked, 2, synchronized=False)
+    alone = trained(stacked, 1, synchronized=True)
+    assert cuts == []
+    assert_same(alone, one_device(stacked, 12))
+    assert difference(local, one_device(stacked, 12)) > FAR
+    trained(stacked, 2, synchronized=True)
+    assert len(cuts) == 1  # the trace that serves both slices of six rows
 
 
 @pytest.mark.long
@@ -435,117 +360,3 @@ def test_replicas_run_on_their_devices():
     for kind in ("Conv2D", "Conv2DBackpropFilter"):
         where = sorted(row.actual[-5:] for row in report.ops if row.op.endswith(kind))
         assert where == ["CPU:0", "CPU:1"]
-
-
-def refused(loss, *batch, **options):
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=2, **options)
-    with pytest.raises(cn.InvalidArgument) as error:
-        trainer.train_on_batch(*batch)
-    return str(error.value)
-
-
-@pytest.mark.parametrize("kind", ["function", *long("loop", "branch")])
-def test_synchronisation_in_a_nested_function_is_refused(kind):
-    layer, w = norm(name="deep"), tf.Variable(1.0)
-    layer.build([None, 4])
-
-    @tf.function
-    def function(x):
-        return layer(x, training=True)
-
-    def nested(x):
-        if kind == "function":
-            return function(x)
-        if kind == "loop":
-            return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, layer(x, training=True)), (0, x))[1]
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x, training=True), lambda: x)
-
-    def loss(x):
-        return w * tf.reduce_sum(nested(x) ** 3, axis=1)
-
-    x = next(batches(12))[0]
-    said = refused(loss, x)
-    assert "deep" in said
-    assert "cannot be cut" in said
-    assert np.isfinite(cn.Trainer(loss, keras.optimizers.SGD(0.05), devices=1).train_on_batch(x).loss)
-
-
-def test_a_nested_function_that_was_traced_before_is_refused():
-    layer, w = norm(name="early"), tf.Variable(1.0)
-    function = tf.function(lambda x: layer(x, training=True))
-    x = next(batches(12))[0]
-    function(tf.constant(x[:6]))
-    said = refused(lambda x: w * tf.reduce_sum(function(x) ** 3, axis=1), x)
-    assert "early" in said
-    assert "traced before" in said
-
-
-def test_a_mask_which_keras_does_not_synchronise_is_refused():
-    layer, w = norm(name="masked"), tf.Variable(1.0)
-
-    def loss(x):
-        normalised = layer(
-            tf.reshape(x, [-1, 2, 2]), training=True, mask=tf.reshape(x, [-1, 2, 2])[..., 0] > 0
-        )
-        return w * tf.reduce_sum(normalised**3, axis=[1, 2])
-
-    said = refused(loss, next(batches(12))[0])
-    assert "masked" in said
-    assert "mask" in said
-
-
-def test_a_mean_over_replicas_is_refused():
-    w = tf.Variable(1.0)
-
-    def loss(x):
-        mean = tf.distribute.get_replica_context().all_reduce("mean", tf.reduce_mean(x))
-        return w * (x[:, 0] - mean)
-
-    assert "reduce_op" in refused(loss, next(batches(12))[0])
-
-
-def test_sums_that_depend_on_the_size_of_the_slice_are_refused():
-    w = tf.Variable(1.0)
-
-    def loss(x):
-        for _ in range(x.shape[0]):
-            x = x - tf.distribute.get_replica_context().all_reduce("sum", tf.reduce_sum(x)) / 13.0
-        return w * x[:, 0]
-
-    assert "slices of another size" in refused(loss, next(batches(13))[0])
-
-
-def test_a_sum_over_replicas_in_a_function_of_ones_own():
-    """What Keras uses is open to every loss function: here, losses against the batch's mean."""
-    moved = []
-    x = next(batches(13))[0]
-    for devices in (1, 3):
-        w = tf.Variable([1.0, -1.0, 0.5, 2.0])
-
-        def loss(x, w=w):
-            z = tf.linalg.matvec(x, w)
-            total = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(z))
-            return (z - total / 13.0) ** 2
-
-        cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=devices).train_on_batch(x)
-        moved.append(w.numpy())
-    np.testing.assert_allclose(moved[1], moved[0], **CLOSE)
-
-
-def test_parallel_and_verify_refuse_it_by_name():
-    model = keras.Sequential([keras.Input([4]), norm(name="both")])
-    x = tf.constant(next(batches(12))[0])
-
-    def training(x):
-        return model(x, training=True)
-
-    for call in (
-        lambda: cn.parallel(training, devices=2)(x),
-        lambda: cn.make_parallel(training, 2, x=x),
-        lambda: cn.verify(training, x, devices=2),
-    ):
-        with pytest.raises(cn.InvalidArgument, match=r"(?s)both.*cn\.Trainer or cn\.fit"):
-            call()
-    np.testing.assert_allclose(cn.parallel(training, devices=1)(x), training(x), **CLOSE)
-    # For inference nothing is to be synchronised.
-    np.testing.assert_allclose(cn.parallel(model, devices=2)(x), model(x), **CLOSE)

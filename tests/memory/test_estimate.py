@@ -125,7 +125,7 @@ def test_bad_functions():
         cn.memory(lambda x: weight * tf.cast(table.lookup(x), tf.float32), tf.ones([4], tf.int32))
 
 
-# D2: more than one device may hold, less than four hold together.
+# More than one device may hold, less than four hold together.
 TOO_LARGE = """
 import colonnade as cn
 print(cn.setup(virtual=4, memory=16))
@@ -159,7 +159,7 @@ except cn.InvalidArgument as error:
 
 
 @pytest.mark.long
-def test_d2_refused_on_one_device_and_trained_on_four():
+def test_refused_on_one_device_and_trained_on_four():
     done = run([sys.executable, "-c", TOO_LARGE])
     assert done.returncode == 0, done.stderr
     said = done.stdout
@@ -203,47 +203,7 @@ def test_parts_of_width_layers_count_where_they_live(monkeypatch):
     assert held == {"CPU:0": size, "CPU:1": 0, "CPU:2": part + 128, "CPU:3": part + 128}
 
 
-def test_what_width_layers_compute_counts_where_they_compute_it():
-    """A device holds its half of 2 MiB of activations, though the batch comes from another."""
-    wide = cn.width.Dense(512, "tanh", gather=False, devices=[2, 3], use_bias=False)
-    narrow = cn.width.Dense(1, split="rows", devices=[2, 3], use_bias=False)
-    net = keras.Sequential([keras.Input([2]), wide, narrow])
-    estimate = cn.memory(lambda x: tf.reduce_mean(net(x), axis=1), tf.ones([1024, 2]))
-    caller, *homes = [device.activations / 2**20 for device in estimate.devices]
-    assert caller < 0.5
-    assert homes == pytest.approx([homes[0]] * 2, rel=0.01)  # the first also puts the sum together
-    assert homes[0] > 1
-
-
-SPARSE = [[0, 2], [1, 5], [3, 1002]]
-
-
-@pytest.mark.long
-def test_a_sparse_batch_is_rehearsed_with_its_own_entries():
-    wide = [
-        cn.width.SparseDense(16, "relu", split="rows", devices=4),
-        cn.width.Dense(8, devices=[0]),
-    ]
-    net = keras.Sequential([keras.Input([1003], sparse=True), *wide])
-    batch = tf.SparseTensor(SPARSE, [1.0, 2.0, 3.0], [4, 1003])
-    estimate = cn.memory(lambda s: tf.reduce_mean(net(s), axis=1), batch)
-    assert sum(d.parameters for d in estimate.devices) == 4 * net.count_params()
-    assert [d.device[-5:] for d in estimate.devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-
-
-@pytest.mark.long
-def test_the_cause_of_a_failed_rehearsal_is_told():
-    weight = tf.Variable([[1.0]])
-
-    def loss(x):  # fails on zeros only
-        with tf.control_dependencies([tf.debugging.assert_positive(x, "they must be positive")]):
-            return tf.reduce_mean(x * weight, axis=1)
-
-    with pytest.raises(cn.InvalidArgument, match="they must be positive"):
-        cn.memory(loss, tf.ones([4, 1]))
-
-
-# D2 by width: 8 MiB of weights, and three times that for Adam and the gradient, in four times 16 MiB.
+# By width: 8 MiB of weights, and three times that for Adam and the gradient, in four times 16 MiB.
 TOO_WIDE = """
 import colonnade as cn
 cn.setup(virtual=4, memory=16)
@@ -271,7 +231,7 @@ print("trained:", losses[1] < losses[0])
 
 
 @pytest.mark.long
-def test_d2_by_width():
+def test_a_layer_split_by_width_is_refused_on_two_devices_and_trained_on_four():
     done = run([sys.executable, "-c", TOO_WIDE])
     assert done.returncode == 0, done.stderr
     assert "MiB that CPU:0 needs by an estimate (parameters 8.0, slots 16.0, gradients 8.0" in done.stdout

@@ -20,7 +20,7 @@ def of_schedule(name, stages, micro_batches):
 
 @given(st.integers(1, 5), st.integers(1, 7))
 def test_slots_of_the_schedules(stages, m):
-    """F2: about m + s - 1 slots where stages overlap, m x s where they do not."""
+    """About m + s - 1 slots where stages overlap, m x s where they do not."""
     assert of_schedule("1f1b", stages, m).slots == pytest.approx(m + stages - 1)
     assert of_schedule("gpipe", stages, m).slots == pytest.approx(m + stages - 1)
     assert of_schedule("sequential", stages, m).slots == pytest.approx(m * stages)

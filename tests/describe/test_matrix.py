@@ -1,16 +1,14 @@
-import json
-from itertools import combinations
+"""Texts that tell the links of a machine: what nvidia-smi prints, and what TensorFlow logs."""
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from machines import PAIRS, machines, peers
 
 import colonnade as cn
 from colonnade.describe import speeds
-from colonnade.describe.topology import Device, Link, Topology
+from colonnade.describe.topology import Topology
 
-KINDS = ("NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")
-CODES = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
 LEGEND = """
 Legend:
 
@@ -22,7 +20,8 @@ NIC Legend:
 
   NIC0: mlx5_0
 """
-PAIRS = [[i // 2 == j // 2 for j in range(4)] for i in range(4)]
+
+
 LOG = "\n".join(
     "I tensorflow/core/common_runtime/gpu/gpu_init.cc:59] "
     f"cannot enable peer access from device ordinal {i} to device ordinal {j}"
@@ -30,23 +29,6 @@ LOG = "\n".join(
     for j in range(4)
     if not PAIRS[i][j]
 )
-
-
-def peers(topology):
-    n = range(len(topology))
-    return [[topology.link(i, j).peer for j in n] for i in n]
-
-
-@st.composite
-def machines(draw):
-    """Kinds, codes of peer access and NUMA nodes of 1 to 16 cards."""
-    n = draw(st.integers(1, 16))
-    kinds = [["X"] * n for _ in range(n)]
-    codes = [["X"] * n for _ in range(n)]
-    for i, j in combinations(range(n), 2):
-        kinds[i][j] = kinds[j][i] = draw(st.sampled_from(KINDS))
-        codes[i][j], codes[j][i] = draw(st.sampled_from(CODES)), draw(st.sampled_from(CODES))
-    return kinds, codes, draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
 
 
 # What terminals and those who record them put between the letters.
@@ -226,6 +208,8 @@ def test_peer_access_of_another_machine_is_refused():
 
 
 SYS4 = plain([["X" if i == j else "SYS" for j in range(4)] for i in range(4)])
+
+
 ALL_OK = [["X" if i == j else "OK" for j in range(4)] for i in range(4)]
 
 
@@ -319,137 +303,3 @@ def test_the_matrix_in_the_log(heading):
 def test_the_other_wording_of_the_log_and_a_device_that_reaches_all():
     text = "Peer access not supported between device ordinals 0 and 1\nAdding visible gpu devices: 0, 1, 2\n"
     assert peers(Topology.from_text(text)) == [[True, False, True], [True, True, True], [True, True, True]]
-
-
-@given(machines())
-@settings(max_examples=30, deadline=None)
-def test_json_both_ways(machine):
-    kinds, codes, numa = machine
-    devices = [Device(f"card {i}", 2**34, 1e13, node) for i, node in enumerate(numa)]
-    topology = Topology.build(devices, kinds, [[code in ("OK", "X") for code in row] for row in codes])
-    assert Topology.from_json(topology.to_json()) == topology
-    assert json.loads(topology.to_json())["devices"][0]["memory"] == 2**34
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"devices": [], "kinds": [], "links": []}',
-        "null",
-        None,
-        '{"devices": 1, "kinds": [], "links": []}',
-    ],
-)
-def test_json_that_is_no_topology(text):
-    with pytest.raises(cn.InvalidArgument):
-        Topology.from_json(text)
-
-
-def test_uniform_and_groups():
-    assert {link.kind for row in Topology.uniform(3, link="NV2").links for link in row} == {"X", "NV2"}
-    own = Link("PIX", 1e9, 1e-6, True)
-    assert Topology.uniform(2, link=own).link(1, 0) is own
-    assert peers(Topology.groups([[0, 1], [2, 3]])) == PAIRS
-    assert Topology.groups([[2, 0], [1]]).link(0, 2).peer
-    for bad in ([], [[0], [0]], [[1]], [[0], ["1"]], [[]]):
-        with pytest.raises(cn.InvalidArgument, match="exactly once"):
-            Topology.groups(bad)
-    for bad in (0, -1, True, 1.5, "2"):
-        with pytest.raises(cn.InvalidArgument):
-            Topology.uniform(bad)
-    with pytest.raises(cn.InvalidArgument, match="no kind of link"):
-        Topology.uniform(2, link="NVLINK")
-
-
-def test_link_refuses_what_is_no_link():
-    with pytest.raises(cn.InvalidArgument) as caught:
-        Link("WIRE", -1, float("nan"), "yes")
-    assert [problem.argument for problem in caught.value.problems] == ["kind", "bandwidth", "latency", "peer"]
-
-
-def test_link_by_index():
-    topology = Topology.uniform(2)
-    assert topology.link(1, 1).kind == "X"
-    for bad in (-1, 2, True, "0"):
-        with pytest.raises(cn.InvalidArgument, match="from 0 to 1"):
-            topology.link(0, bad)
-
-
-def test_select_keeps_links_and_divides_cards():
-    topology = Topology.groups([[0, 1], [2, 3]]).select([3, 0, 0])
-    assert [topology.link(0, 1).kind, topology.link(1, 2).kind, topology.link(1, 1).kind] == [
-        "SYS",
-        "MEM",
-        "X",
-    ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(machines(), st.data())
-def test_best_is_exact(machine, data):
-    kinds, codes, _ = machine
-    kinds, codes = [row[:7] for row in kinds[:7]], [row[:7] for row in codes[:7]]
-    topology = Topology.build(
-        [Device()] * len(kinds), kinds, [[c in ("OK", "X") for c in row] for row in codes]
-    )
-    k = data.draw(st.integers(1, len(topology)))
-
-    def worst(chosen):
-        return min((topology.link(i, j).strength for i in chosen for j in chosen if i != j), default=())
-
-    chosen = topology.best(k)
-    assert len(set(chosen)) == k
-    assert worst(chosen) == max(worst(other) for other in combinations(range(len(topology)), k))
-
-
-def test_best_prefers_an_island_and_refuses_what_it_cannot_give():
-    topology = Topology.groups([[0, 3, 5], [1, 2, 4]])
-    assert topology.best(3) == (0, 3, 5)
-    assert topology.best(2, among=[0, 1, 4]) == (1, 4)
-    assert Topology.groups([range(0, 20, 2), range(1, 20, 2)]).best(10) == tuple(range(0, 20, 2))
-    for bad in (0, 7, True, 1.0):
-        with pytest.raises(cn.InvalidArgument, match="from 1 to 6"):
-            topology.best(bad)
-    with pytest.raises(cn.InvalidArgument, match="from 0 to 5"):
-        topology.best(1, among=[9])
-
-
-def test_links_must_fit_the_devices():
-    with pytest.raises(cn.InvalidArgument, match="for each of 2 devices"):
-        Topology((Device(), Device()), ((Link.of("X"),),))
-
-
-@pytest.mark.parametrize(
-    ("card", "kind", "gigabytes"),
-    [
-        ("Tesla P100-SXM2-16GB", "NV1", 18),
-        ("Tesla V100-SXM2-32GB", "NV2", 40),
-        ("NVIDIA A100-SXM4-40GB", "NV12", 240),
-        ("NVIDIA H100 80GB HBM3", "NV18", 370.8),
-        ("NVIDIA H100 80GB HBM3", "PIX", 48),
-        ("NVIDIA H100 80GB HBM3", "SYS", 22),
-        ("Tesla V100-SXM2-32GB", "PIX", 12),
-        ("a card nobody knows", "NV1", 20),
-        ("a card nobody knows", "NET", 12),
-    ],
-)
-def test_published_bandwidth(card, kind, gigabytes):
-    assert speeds.bandwidth(kind, True, card) / 1e9 == pytest.approx(gigabytes)
-
-
-def test_another_model_has_no_figures():
-    assert speeds.flops("NVIDIA GeForce RTX 4090") == pytest.approx(82.58e12)
-    assert speeds.flops("NVIDIA GeForce RTX 4090 Laptop GPU") is None
-    assert speeds.flops("Tesla V100-PCIE-16GB") < speeds.flops("Tesla V100-SXM2-16GB")
-
-
-def test_every_published_number_has_its_source():
-    import csv
-    from importlib.resources import files
-
-    rows = list(csv.DictReader((files("colonnade.describe") / "speeds.csv").read_text().splitlines()))
-    assert len(rows) > 30
-    assert all(row["source"] and float(row["value"]) > 0 for row in rows)

@@ -42,7 +42,7 @@ def test_the_table_in_the_comment():
     assert rounds == [((1, 0), (3, 2)), ((2, 0),)]
 
 
-def test_s1_from_the_log_of_the_article():
+def test_from_the_log_of_the_article():
     pairs = [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
     log = "\n".join(
         f"cannot enable peer access from device ordinal {i} to device ordinal {j}" for i, j in pairs
@@ -50,7 +50,7 @@ def test_s1_from_the_log_of_the_article():
     assert run(Topology.from_text(log)) == [((1, 0), (3, 2)), ((2, 0),)]
 
 
-def test_s1_three_devices_without_any_peer():
+def test_three_devices_without_any_peer():
     assert run(Topology.groups([[0], [1], [2]])) == [((1, 0),), ((2, 0),)]
 
 

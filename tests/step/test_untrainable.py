@@ -122,38 +122,3 @@ def test_python_code_on_one_device_and_without_a_gradient():
     )
     two.train_on_batch(X)
     assert w.numpy().tolist() == pytest.approx(np.full((3, 1), 1 - 0.1 * 7))
-
-
-@pytest.mark.parametrize("devices", kept((1, 2), 2))
-def test_a_shape_that_is_set_holds_in_a_loop_of_steps(devices):
-    w = kernel()
-
-    def loss(x):
-        losses = tf.squeeze(x @ w, 1)
-        each = tf.numpy_function(lambda v: v, [losses], tf.float32)
-        each.set_shape([None])
-        mean = tf.numpy_function(np.mean, [losses], tf.float32)
-        mean.set_shape([])
-        return losses, {"each": each, "mean": mean}
-
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=devices)
-    data = tf.data.Dataset.from_tensors(X).repeat()
-    record = trainer.fit(data, steps=4, progress=False).records[-1]
-    assert record.metrics == {"each": 3.0, "mean": 3.0}
-
-
-@pytest.mark.parametrize("sync", kept(SYNCS, "sync", "async", "local"))
-def test_a_gradient_that_only_slices_of_one_size_have(sync):
-    """Three examples on two devices are slices of 2 and 1; both use both variables."""
-    w, extra = tf.Variable(1.0, name="w"), tf.Variable(1.0, name="extra")
-
-    def loss(x):
-        return x[:, 0] * w * (extra if x.shape[0] == 2 else tf.stop_gradient(extra + 0.0))
-
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.3), devices=2, sync=SYNCS[sync])
-    trainer.train_on_batch(X[:3])
-    if sync == "sync":
-        assert [w.numpy(), extra.numpy()] == pytest.approx([0.7, 0.8])
-    with pytest.raises(cn.NotFinite) as caught:
-        trainer.train_on_batch(np.full((3, 1), np.inf, "float32"))
-    assert caught.value.variable in ("w:0", "extra:0")
