@@ -161,7 +161,7 @@ def test_on_one_device_it_is_lockstep(name):
             np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6)
 
 
-def test_g2_six_workers_each_pushing_1_move_the_weight_by_6():
+def test_six_workers_each_pushing_1_move_the_weight_by_6():
     moved = {}
     for name, sync in {"asynchronous": cn.Asynchronous(), "synchronous": cn.Synchronous()}.items():
         w = tf.Variable(0.0)
@@ -665,7 +665,7 @@ def test_bad_settings(make, says):
     ],
     ids=["synchronous", "asynchronous", "staleness 1", "local", "diloco", "elastic"],
 )
-def test_g1_every_mode_reaches_the_same_accuracy_on_digits(sync, rate):
+def test_every_mode_reaches_the_same_accuracy_on_digits(sync, rate):
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import long
-from fresh import ROOT, fresh, run
+from fresh import COMMAND, ROOT, fresh, run
 
 import colonnade as cn
 from colonnade.run.checkpoint import saver
@@ -22,7 +22,6 @@ from colonnade.run.checkpoint.directory import Archive
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(103, 4)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
-COMMAND = str(Path(sys.executable).with_name("colonnade"))
 
 
 def batches(size=10):
@@ -79,7 +78,7 @@ def noisy(variables, steps, folder=None):
 
 
 @pytest.mark.parametrize("variables", ["shared", *long("partitioned", "mirrored")])
-def test_a4_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
+def test_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
     whole, wanted = noisy(variables, 30)
     noisy(variables, 10, tmp_path)  # 10 is between two rounds of the shuffle, for the next batch is the last
     resumed, found = noisy(variables, 30, tmp_path)
@@ -129,7 +128,7 @@ def split(devices, steps, folder):
 
 
 @pytest.mark.parametrize("devices", [3, *long(1)])
-def test_d3_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path, devices):
+def test_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path, devices):
     """The parts of a variable, and those of its slots, are slices of one tensor in the checkpoint."""
     four, unbroken = tmp_path / "four", tmp_path / "unbroken"
     model, values = split(4, 4, four)

@@ -1,39 +1,19 @@
-"""Cards, the fake in NVML's place, and the recorded machines."""
+"""What is detected of cards, from a fake in NVML's place."""
 
-import inspect
 import re
 from dataclasses import fields
-from itertools import combinations
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import pynvml
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from machines import FUNCTIONS, seen
 
-from colonnade.describe.topology import Device, Topology
-from colonnade.errors import InvalidArgument
-from colonnade.hardware import cards, devices, fake
-from colonnade.hardware.cards import Card, Instance, Machine, Process, detect
+from colonnade.describe.topology import Topology
+from colonnade.hardware import cards, devices
+from colonnade.hardware.cards import Card, Instance, Machine, detect
 from colonnade.hardware.fake import FakeNvml
 from colonnade.hardware.recorded import MACHINES, recorded
-from colonnade.reason.reduction import reduction
-
-FUNCTIONS = [name for name in vars(FakeNvml) if name.startswith("nvml")]
-
-
-def seen(nvml):
-    return detect(nvml, nvml.owner)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_fake_has_the_names_and_arguments_of_pynvml(name):
-    ours = inspect.signature(getattr(FakeNvml(Topology.uniform(1)), name))
-    theirs = inspect.signature(getattr(pynvml, name))
-    assert [(p.name, p.default) for p in ours.parameters.values()] == [
-        (p.name, p.default) for p in theirs.parameters.values()
-    ]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -44,76 +24,6 @@ def test_detect_calls_pynvml_as_it_wants_to_be_called(machine):
     assert detect(nvml, source.owner) == seen(recorded(machine))
     called = {name for name in dir(nvml) if name.startswith("nvml") and getattr(nvml, name).called}
     assert called <= set(FUNCTIONS)  # nothing that the fake lacks
-
-
-@pytest.mark.parametrize(
-    ("code", "act"),
-    [
-        (pynvml.NVML_ERROR_UNINITIALIZED, lambda f: f.nvmlDeviceGetCount()),
-        (pynvml.NVML_ERROR_UNINITIALIZED, lambda f: f.nvmlShutdown()),
-        (pynvml.NVML_ERROR_INVALID_ARGUMENT, lambda f: f.nvmlInit() or f.nvmlDeviceGetHandleByIndex(2)),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, lambda f: f.nvmlInit() or f.nvmlDeviceGetHandleByIndex(1)),
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, lambda f: f.nvmlInit() or f.nvmlDeviceGetNvLinkState(first(f), 0)),
-        (
-            pynvml.NVML_ERROR_NOT_FOUND,
-            lambda f: f.nvmlInit() or f.nvmlDeviceGetMigDeviceHandleByIndex(first(f), 0),
-        ),
-        (
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,
-            lambda f: f.nvmlInit() or f.nvmlDeviceGetGpuInstanceId(first(f)),
-        ),
-        (
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            lambda f: f.nvmlInit() or f.nvmlDeviceGetMemoryAffinity(first(f), 1, 0),
-        ),
-    ],
-)
-def test_the_fake_fails_with_the_codes_of_nvml(code, act):
-    with pytest.raises(pynvml.NVMLError) as caught:
-        act(FakeNvml(Topology.uniform(2, link="PIX"), lost=[1]))
-    assert caught.value.value == code
-
-
-def first(nvml):
-    return nvml.nvmlDeviceGetHandleByIndex(0)
-
-
-def test_the_fake_has_no_other_names():
-    nvml = FakeNvml(Topology.uniform(1))
-    assert nvml.NVMLError is pynvml.NVMLError
-    assert not hasattr(nvml, "nvmlDeviceGetSerial")
-
-
-@st.composite
-def machines(draw):
-    n = draw(st.integers(1, 6))
-    kinds = [["X"] * n for _ in range(n)]
-    peers = [[True] * n for _ in range(n)]
-    for i, j in combinations(range(n), 2):
-        kinds[i][j] = kinds[j][i] = draw(st.sampled_from(["NV1", "NV4", "PIX", "PXB", "PHB", "NODE", "SYS"]))
-        peers[i][j], peers[j][i] = draw(st.booleans()), draw(st.booleans())
-    named = [
-        Device("Tesla T4", draw(st.integers(2**30, 2**40)), 8.1e12, draw(st.integers(0, 130)))
-        for _ in range(n)
-    ]
-    users = st.builds(
-        Process, st.integers(1, 2**22), st.sampled_from(["ada", "grace", None]), st.integers(0, 2**28)
-    )
-    held = {i: draw(st.lists(users, max_size=3, unique_by=lambda p: p.pid)) for i in range(n)}
-    return Topology.build(named, kinds, peers), held
-
-
-@settings(max_examples=60, deadline=None)
-@given(machines())
-def test_any_fake_machine_is_detected_as_it_is(machine):
-    topology, held = machine
-    found = detect(FakeNvml(topology, processes=held), owner=str)
-    assert found.topology == topology
-    assert [card.memory for card in found.cards] == [device.memory for device in topology.devices]
-    for card in found.cards:
-        assert [(p.pid, p.user, p.memory) for p in card.processes] == [
-            (p.pid, str(p.pid), p.memory) for p in held[card.index]
-        ]
 
 
 def test_without_a_driver_there_are_the_virtual_cpu_devices():
@@ -130,35 +40,6 @@ def test_a_lost_card_is_told_and_left_out():
     assert machine.topology.link(0, 1).kind == "NV2"
     assert machine.faults == ("card 1: GPU is lost",)
     assert seen(FakeNvml(Topology.uniform(1), lost=[0])).absent == "no card answers"
-
-
-def test_s1_the_machine_of_the_article():
-    machine = seen(recorded("article"))
-    assert [[link.peer for link in row] for row in machine.topology.links] == [
-        [i // 2 == j // 2 for j in range(4)] for i in range(4)
-    ]
-    assert list(reduction(machine.topology)) == [((1, 0), (3, 2)), ((2, 0),)]
-    assert machine.topology.best(2) == (0, 1)
-
-
-def test_the_other_recorded_machines():
-    dgx1 = seen(recorded("dgx1")).topology
-    assert [sum(int(link.kind[2:]) for link in row if link.kind.startswith("NV")) for row in dgx1.links] == [
-        6
-    ] * 8
-    assert all(link.peer == (link.kind != "SYS") for row in dgx1.links for link in row)
-    assert dgx1.best(4) in combinations(range(8), 4)
-    switch = seen(recorded("nvswitch")).topology
-    assert {link.kind for row in switch.links for link in row} == {"X", "NV18"}
-    consumer = seen(recorded("consumer"))
-    assert not any(consumer.topology.link(i, j).peer for i, j in combinations(range(4), 2))
-    assert consumer.cards[2].processes == (Process(31337, "linus", 22 * 2**30),)
-    (card,) = seen(recorded("mig")).cards
-    assert card.mig
-    assert card.utilisation is None
-    assert [part.memory // 2**30 for part in card.instances] == [20, 10, 5]
-    with pytest.raises(InvalidArgument, match="article, dgx1, nvswitch, consumer, mig"):
-        recorded("dgx2")
 
 
 def test_nvlinks_of_processors_are_not_links_between_cards():
@@ -246,12 +127,6 @@ def test_the_user_of_a_process():
 
     assert cards.owner(os.getpid())
     assert cards.owner(2**22 + 1) is None
-
-
-def test_fake_cards_have_names_that_do_not_begin_alike():
-    names = [fake.uuid(i) for i in range(16)]
-    assert len({name[:12] for name in names}) == 16
-    assert len({fake.bus_id(i) for i in range(200)}) == 200
 
 
 def pretend(monkeypatch, machine, visible, parts=1, **environment):

@@ -1,5 +1,3 @@
-import io
-import json
 import resource
 import shutil
 from dataclasses import replace
@@ -8,26 +6,18 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from rich.console import Console
+from machines import machine
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import copies, doctor
-from colonnade.hardware import probe as probing
+from colonnade.hardware import doctor
 from colonnade.hardware.cards import Card, Machine, Process, detect
 from colonnade.hardware.fake import FakeNvml
-from colonnade.hardware.probe import Copy, TensorFlow, probe, read
-from colonnade.hardware.recorded import MACHINES, recorded
-from colonnade.hardware.watchdog import Answer
-from colonnade.show.doctor import report
+from colonnade.hardware.probe import Copy, TensorFlow
+from colonnade.hardware.recorded import MACHINES
 
 GIB = 2**30
 NONE = Machine((), Topology.uniform(1), absent="NVML Shared Library Not Found", error=12)
 GOOD = TensorFlow("2.21.0", True, "12.5.1", 4)
-
-
-def machine(name):
-    nvml = recorded(name)
-    return detect(nvml, nvml.owner)
 
 
 @pytest.mark.parametrize(
@@ -183,31 +173,6 @@ def test_peer_access_by_label_against_measured(bandwidth, arrived, state, says):
     assert says in finding.found
 
 
-def test_copies_are_measured_where_there_are_cards(monkeypatch):
-    assert (
-        probing.measured(TensorFlow("2.21.0", cards=1)).unmeasured
-        == "TensorFlow can use fewer than two cards here"
-    )
-    several = TensorFlow("2.21.0", cards=2)
-    plain = {"source": 0, "target": 1, "arrived": True, "bandwidth": 1e9}
-    monkeypatch.setattr(probing, "ask", lambda *_, **__: Answer([plain]))
-    assert probing.measured(several).copies == (Copy(0, 1, True, 1e9),)
-    monkeypatch.setattr(probing, "ask", lambda *_, **__: Answer(trouble="exit code 1", words="no memory"))
-    assert probing.measured(several).unmeasured == "exit code 1: no memory"
-
-
-def test_the_program_that_copies(monkeypatch, capsys):
-    """What runs on cards, with two CPU devices in their place."""
-    cards = machine("article").cards[2:]
-    monkeypatch.setattr(copies.hardware, "visible_cards", lambda: cards)
-    monkeypatch.setattr(copies.hardware, "setup", lambda growth: ("/device:CPU:1", "/device:CPU:2"))
-    monkeypatch.setattr(copies, "LARGE", 2**16)
-    copies.main()
-    found = [Copy(**each) for each in json.loads(capsys.readouterr().out)]
-    assert [(copy.source, copy.target, copy.arrived) for copy in found] == [(2, 3, True), (3, 2, True)]
-    assert all(copy.bandwidth > 0 for copy in found)
-
-
 def test_memory_taken_and_by_whom():
     def card(free, *processes):
         return Card(0, "GPU-0", "0:01:00.0", "card", 10 * GIB, free=free * GIB, processes=processes)
@@ -332,31 +297,3 @@ def test_what_cannot_be_known_without_a_card_says_so():
     states = {finding.check: finding.state for finding in doctor.examine(NONE, TensorFlow("2.21.0"))}
     assert states["peer access"] == states["device order"] == states["memory taken"] == "unknown"
     assert "blocks" not in states.values()
-
-
-def test_the_report_names_what_to_do():
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(report(doctor.examine(machine("article"), TensorFlow("2.21.0"))))
-    text = console.export_text()
-    assert "BLOCKS driver and CUDA" in " ".join(text.split())
-    assert "do:  pip install 'colonnade[gpu]'" in text
-    assert "1 thing in the way." in text
-
-
-def test_what_tensorflow_said():
-    errors = "2026 I x.cc:9] This binary uses AVX2\n2026 W y.cc:3] Cannot dlopen some GPU libraries.\n"
-    assert read(0, 'noise\n["2.21.0", true, "12.5.1", 0]\n', errors).log == (
-        "Cannot dlopen some GPU libraries.",
-    )
-    assert read(1, "", "Traceback\nModuleNotFoundError: No module named 'tensorflow'\n") == TensorFlow(
-        log=("ModuleNotFoundError: No module named 'tensorflow'",)
-    )
-
-
-@pytest.mark.long
-def test_asking_tensorflow():
-    import tensorflow as tf
-
-    found = probe()
-    assert found.version == tf.__version__
-    assert found.built_with_cuda == tf.test.is_built_with_cuda()

@@ -30,7 +30,7 @@ def test_a_training_is_the_one_by_hand(slices):
         losses.append(np.mean((x @ by_hand) ** 2))
         by_hand = by_hand - RATE * 2 * x.T @ (x @ by_hand) / len(x)
     np.testing.assert_array_equal(trained.start[0], np.ones((3, 1)))
-    np.testing.assert_allclose(trained.end[0], by_hand, rtol=1e-5, atol=1e-6)  # what single precision holds of 1
+    np.testing.assert_allclose(trained.end[0], by_hand, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(trained.losses, losses, rtol=1e-5)
 
 

@@ -18,7 +18,7 @@ def test_03_mnist(name):
 
 @pytest.mark.parametrize("variant", [[], ["split"]], ids=["six", "split"])
 def test_06_deep_lstm(variant):
-    """F1: every layer's variables on its device, the losses of one device, and 99% of the tokens right."""
+    """Every layer's variables on its device, the losses of one device, and 99% of the tokens right."""
     before, after = (output("06_deep_lstm", name, *variant) for name in ("before", "after"))
     steps = r"step (\d+): loss ([\d.e-]+), accuracy ([\d.]+)"
     wanted, found = ([[float(n) for n in line] for line in re.findall(steps, t)] for t in (before, after))

@@ -148,7 +148,7 @@ def test_elastic_is_the_numpy_reference(alpha):
     assert trainer.evaluate((X, Y), batch_size=20).loss == pytest.approx(np.mean(error**2), rel=1e-6)
 
 
-def test_g3_elastic_with_alpha_0_is_independent_workers():
+def test_elastic_with_alpha_0_is_independent_workers():
     _, trainer = trained(cn.Elastic(every=2, alpha=0.0), 6, optimizer=keras.optimizers.Adam(0.05))
     for i, (own,) in enumerate(trainer.replicas()):
         alone, worker = linear(None, keras.optimizers.Adam(0.05), devices=1)

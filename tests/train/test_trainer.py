@@ -90,7 +90,7 @@ def test_batches_of_many_sizes():
 
 
 @pytest.mark.parametrize("home", ["shared", "mirrored"])
-def test_a3_the_schedule_means_the_same_on_any_number_of_devices(home):
+def test_the_schedule_means_the_same_on_any_number_of_devices(home):
     rates = []
     for devices in (1, 4):
         w = tf.Variable(tf.zeros([4, 1]))
@@ -127,7 +127,7 @@ def poisoned(home, on_nan="stop", **options):
 
 
 @pytest.mark.parametrize("home", ["partitioned", "mirrored", *long("shared")])
-def test_a5_a_nan_names_device_step_and_variable_and_nothing_is_applied(home):
+def test_a_nan_names_device_step_and_variable_and_nothing_is_applied(home):
     w, count, trainer, bad = poisoned(home)
     for _ in range(3):
         trainer.train_on_batch(X[:12], Y[:12])
@@ -187,7 +187,7 @@ def test_skipping_ends_after_a_limit():
         trainer.fit(((bad, Y[:12]) for _ in range(60)), progress=False)
 
 
-def test_a2_every_device_sees_its_own_examples(capfd):
+def test_every_device_sees_its_own_examples(capfd):
     w = tf.Variable(1.0)
 
     def loss(ids):
@@ -211,7 +211,7 @@ def test_the_bar_in_a_terminal(capsys, monkeypatch):
     assert re.search(r"loss [0-9.e-]+, [0-9,]+ examples/s", shown)
 
 
-def test_a7_the_log_line(capsys):
+def test_the_log_line(capsys):
     _, trainer = linear(devices=2)
     history = trainer.fit((X, Y), batch_size=50, steps=20, log_every=10)
     lines = capsys.readouterr().out.splitlines()
@@ -291,7 +291,7 @@ def test_a_scalar_loss_is_weighted_by_the_size_of_the_slice():
     assert record.loss == pytest.approx(np.mean((X[:47] @ np.ones([4, 1]) - Y[:47]) ** 2), rel=1e-5)
 
 
-def test_a8_evaluation_counts_every_example_once_with_averaged_weights():
+def test_evaluation_counts_every_example_once_with_averaged_weights():
     w = tf.Variable(tf.zeros([4, 1]))
 
     def loss(x, y):
@@ -376,7 +376,7 @@ def dropout_run(home="shared", steps=4):
 
 
 @pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
-def test_d4_two_runs_are_equal_bit_for_bit(home):
+def test_two_runs_are_equal_bit_for_bit(home):
     assert np.array_equal(dropout_run(home), dropout_run(home))
 
 
@@ -434,7 +434,7 @@ def test_evaluation_draws_other_numbers_on_every_replica(capfd):
     assert len({line.split(" drew ")[1] for line in lines}) == 2
 
 
-def test_e1_batch_norm_on_two_clones():
+def test_batch_norm_on_two_clones():
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 16).astype("float32")
@@ -503,7 +503,7 @@ def test_ctrl_c_ends_the_fit_with_what_was_reached():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_e4_variables_are_dealt_in_turn_or_by_size():
+def test_variables_are_dealt_in_turn_or_by_size():
     def dealt(variables):
         parameters = [tf.Variable(tf.zeros([size]), name=f"p{size}") for size in (1, 5, 2, 4)]
         trainer = cn.Trainer(
@@ -767,7 +767,7 @@ def test_skipped_steps_in_a_row_are_counted_across_calls():
 
 
 @pytest.mark.parametrize("home", ["mirrored", *long("shared")])
-def test_a1_fifty_steps_on_1_2_and_4_devices(home):
+def test_fifty_steps_on_1_2_and_4_devices(home):
     """In float64, where nothing but the order of sums can differ: 50 steps carry that to 1e-13 at most."""
     keras.utils.set_random_seed(0)
     start = [RNG.normal(size=shape) for shape in ([4, 8], [8], [8, 1])]

@@ -80,7 +80,7 @@ def whole(model, gradients):
 
 @pytest.mark.parametrize("devices", [*long(1, 2), 4, [5, 2, 7]])
 def test_sparse_autoencoder_equals_one_device(devices):
-    """D1: 1 003 columns over 4 devices; loss and gradients are those of plain Keras layers."""
+    """1 003 columns over 4 devices; loss and gradients are those of plain Keras layers."""
     x = sparse(width=WIDTH)
     dense = tf.sparse.to_dense(x)
     model, plain = autoencoder(devices), plain_autoencoder()
@@ -94,7 +94,7 @@ def test_sparse_autoencoder_equals_one_device(devices):
 
 
 def test_parts_are_consecutive_and_where_they_belong():
-    """D1: parts of 250 or 251 columns."""
+    """Of 250 or 251 columns."""
     model, plain = autoencoder(4), plain_autoencoder()
     output = model.layers[-1]
     assert [k.shape[1] for k in output.kernel.parts] == [251, 251, 251, 250]
@@ -359,7 +359,7 @@ def top_10(model, x):
 
 
 def test_saved_on_4_devices_loaded_on_others(tmp_path):
-    """D3: weights, and the whole model."""
+    """The weights, and the whole model."""
     x, model = sparse(width=WIDTH), autoencoder(4)
     wanted = top_10(model, x)
     gathered = model(x).gather()
@@ -494,7 +494,7 @@ def conv_net(num_devices):
 
 @pytest.mark.long
 def test_convolutions_by_data_and_wide_layers_by_width():
-    """D5: the tower on slices of the batch, the wide layers in parts, as on one device."""
+    """The tower on slices of the batch, the wide layers in parts, as on one device."""
     rng = np.random.default_rng(0)
     images = rng.normal(size=[10, 8, 8, 1]).astype("float32")
     labels = rng.integers(0, 10, 10)
