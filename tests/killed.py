@@ -308,7 +308,7 @@ if __name__ == "__main__":
     # What was imported stays: forks need not look for garbage in it, nor often, as in conftest.py.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    directory, action, *arguments = sys.argv[1:]
+    folder, action, *arguments = sys.argv[1:]
     actions = {
         "test": some,
         "random": random_kills,
@@ -316,4 +316,4 @@ if __name__ == "__main__":
         "signals": signals,
         "launches": launches,
     }
-    print(json.dumps(actions[action](Path(directory), *arguments)))
+    print(json.dumps(actions[action](Path(folder), *arguments)))

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import long
-from numpy_async import RNG, batches, linear
+from numpy_async import batches, linear
 
 import colonnade as cn
 from colonnade.reason.staleness import race
 from colonnade.run.asynchronous import fetch
 from colonnade.run.data.batches import without_tuning
+
+RNG = np.random.default_rng(1)
 
 
 def test_an_error_of_the_data_stops_the_devices():

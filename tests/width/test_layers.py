@@ -14,48 +14,11 @@ import pytest
 import tensorflow as tf
 from families import long
 from kernels import plain
+from wide import CLOSE, WIDTH, autoencoder, plain_autoencoder, sparse
 
 import colonnade as cn
 from colonnade.run.batch.split import Arguments
 from colonnade.run.move.on_device import on
-
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-WIDTH = 1003
-
-
-def devices_of(weights):
-    return [tf.DeviceSpec.from_string(w.value.device).device_index for w in weights]
-
-
-def sparse(rows=6, width=50, seed=0):
-    rng = np.random.default_rng(seed)
-    dense = np.where(rng.random([rows, width]) < 0.1, rng.random([rows, width]), 0).astype("float32")
-    dense[:, 3] = 1.0
-    return tf.sparse.from_dense(dense)
-
-
-def autoencoder(devices, width=WIDTH, inner=32):
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.Input([width], sparse=True),
-            cn.width.SparseDense(inner, "relu", gather=False, devices=devices),
-            cn.width.Dense(inner, "relu", split="rows", devices=devices),
-            cn.width.Dense(width, gather=False, devices=devices),
-        ]
-    )
-
-
-def plain_autoencoder(width=WIDTH, inner=32):
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.Input([width]),
-            keras.layers.Dense(inner, "relu"),
-            keras.layers.Dense(inner, "relu"),
-            keras.layers.Dense(width),
-        ]
-    )
 
 
 def loss_and_gradients(model, x, loss):
@@ -91,44 +54,6 @@ def test_sparse_autoencoder_equals_one_device(devices):
     np.testing.assert_allclose(value, wanted, rtol=1e-6)
     for found, expected in zip(whole(model, gradients), wanted_gradients, strict=True):
         np.testing.assert_allclose(found, expected, **CLOSE)
-
-
-def test_parts_are_consecutive_and_where_they_belong():
-    """Of 250 or 251 columns."""
-    model, plain = autoencoder(4), plain_autoencoder()
-    output = model.layers[-1]
-    assert [k.shape[1] for k in output.kernel.parts] == [251, 251, 251, 250]
-    assert [b.shape[0] for b in output.bias.parts] == [251, 251, 251, 250]
-    np.testing.assert_array_equal(output.kernel.numpy(), plain.layers[-1].kernel)
-    assert devices_of(output.kernel.parts) == devices_of(output.bias.parts) == [0, 1, 2, 3]
-    assert devices_of(model.layers[1].bias.parts) == [0]
-    names = [w.path for w in model.weights]
-    assert len(set(names)) == len(names)
-    assert len(model.weights) == 4 + 4 + 4 + 1 + 4 + 4
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    slots = [v for v in optimizer.variables if "part_3" in v.path]
-    assert len(slots) == 2 * 5
-    assert devices_of(slots) == [3] * 10
-
-
-def test_parts_stay_where_they_are_when_variables_are_partitioned():
-    wide = cn.width.Dense(6, gather=False, devices=[2, 3])
-    narrow = cn.width.Dense(1, split="rows", devices=[2, 3])
-    net = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), wide, narrow])
-    loss = lambda x: tf.squeeze(net(x), axis=1)  # noqa: E731
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1, momentum=0.9), devices=2, variables="partitioned")
-    before = [part.numpy() for part in wide.logical[0].parts]
-    trainer.train_on_batch(np.ones([4, 4], "float32"))
-    homes = {name: device[-5:] for name, device in trainer.homes().items() if "part" in name}
-    assert {
-        name.partition(":")[0][-1] + device for name, device in homes.items() if "momentum" not in name
-    } == {
-        "0CPU:2",
-        "1CPU:3",
-    }
-    for part, old in zip(wide.logical[0].parts, before, strict=True):
-        assert not np.array_equal(part.numpy(), old)
 
 
 def test_work_is_done_where_the_part_is():
@@ -202,63 +127,6 @@ def test_the_gradient_of_columns_then_rows_needs_one_reduction_more():
 
     ops = graph_ops(gradient, x)
     assert (ops["EnsureShape"], ops["ConcatV2"]) == (2 * 3, 0)
-
-
-def test_no_op_has_all_logits():
-    model, x = autoencoder(4), sparse(width=WIDTH)
-    labels = tf.constant([0, 1002, 500, 250, 251, 7])
-
-    @tf.function(autograph=False)
-    def both():
-        with tf.GradientTape() as tape:
-            value = cn.width.softmax_cross_entropy(labels, model(x))
-        return value, tape.gradient(value, model.trainable_variables)
-
-    graph = both.get_concrete_function().graph
-    shapes = [out.shape for op in graph.get_operations() for out in op.outputs if out.shape.rank == 2]
-    assert [6, 251] in shapes
-    assert [6, WIDTH] not in shapes
-    assert [32, WIDTH] not in shapes
-
-
-@pytest.mark.parametrize("shape", [(7,), (2, 3)])
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_softmax_cross_entropy_of_class_numbers(shape, num_devices):
-    rng = np.random.default_rng(2)
-    x = tf.constant(rng.normal(size=[*shape, 4]).astype("float32") * 50)  # large logits
-    labels = tf.constant(rng.integers(0, 11, shape))
-    layer = cn.width.Dense(11, gather=False, devices=num_devices)
-
-    def both(loss):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            losses = loss(layer(x))
-        return losses, tape.gradient(losses, x)
-
-    found = both(lambda z: cn.width.softmax_cross_entropy(labels, z))
-    wanted = both(lambda z: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, z.gather()))
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    plain = cn.width.softmax_cross_entropy(labels, layer(x).gather())
-    np.testing.assert_allclose(plain, wanted[0], rtol=1e-5, atol=1e-5)
-
-
-def test_half_precision():
-    layer = cn.width.Dense(9, gather=False, devices=2, dtype="mixed_float16")
-    logits = layer(tf.ones([3, 4]))
-    assert logits.tensors[0].dtype == tf.float16
-    losses = cn.width.softmax_cross_entropy(tf.constant([0, 4, 8]), logits)
-    wanted = tf.nn.sparse_softmax_cross_entropy_with_logits([0, 4, 8], tf.cast(logits.gather(), tf.float32))
-    assert losses.dtype == tf.float16
-    np.testing.assert_allclose(losses, wanted, rtol=1e-3)  # float16 has 11 bits
-
-
-@pytest.mark.parametrize("bad", [-1, 11])
-def test_labels_out_of_range(bad):
-    layer = cn.width.Dense(11, gather=False, devices=3)
-    for call in (cn.width.softmax_cross_entropy, tf.function(cn.width.softmax_cross_entropy)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"outside the valid range of \[0, 11\)"):
-            call(tf.constant([3, bad]), layer(tf.ones([2, 4])))
 
 
 @pytest.mark.parametrize("split", ["columns", "rows"])
@@ -352,79 +220,6 @@ def test_embedding_hands_its_parts_on():
     table = model.layers[0].embeddings.numpy()
     kernel = model.layers[1].kernel.numpy()
     np.testing.assert_allclose(model(ids), table[ids] @ kernel, **CLOSE)
-
-
-def top_10(model, x):
-    return cn.width.top_k(model(x), 10)[1].numpy()
-
-
-def test_saved_on_4_devices_loaded_on_others(tmp_path):
-    """The weights, and the whole model."""
-    x, model = sparse(width=WIDTH), autoencoder(4)
-    wanted = top_10(model, x)
-    gathered = model(x).gather()
-    np.testing.assert_array_equal(tf.math.top_k(gathered, 10).indices, wanted)
-    model.save_weights(tmp_path / "all.weights.h5")
-    model.save(tmp_path / "model.keras")
-    for devices in (1, 3):
-        other = autoencoder(devices)
-        for weight in other.weights:
-            weight.assign(tf.zeros_like(weight))
-        other.load_weights(tmp_path / "all.weights.h5")
-        with cn.width.loading_on(devices):
-            loaded = keras.models.load_model(tmp_path / "model.keras")
-        for found in (other, loaded):
-            assert len(found.layers[-1].kernel.parts) == devices
-            assert devices_of(found.layers[-1].kernel.parts) == list(range(devices))
-            np.testing.assert_array_equal(top_10(found, x), wanted)
-    again = keras.models.load_model(tmp_path / "model.keras")
-    assert len(again.layers[-1].kernel.parts) == 4
-
-
-def test_a_plain_keras_layer_loads_what_was_saved(tmp_path):
-    x = tf.ones([2, 6])
-
-    def model(dense):
-        return keras.Sequential([keras.Input([6]), dense(9, "relu", devices=4), dense(5, split="rows")])
-
-    def plain(units, activation=None, **_):
-        return keras.layers.Dense(units, activation)
-
-    split, whole = model(cn.width.Dense), model(plain)
-    split.save_weights(tmp_path / "split.weights.h5")
-    whole.load_weights(tmp_path / "split.weights.h5")
-    np.testing.assert_allclose(whole(x), split(x), **CLOSE)
-
-
-def test_functional_model_with_parts_is_the_same_on_any_devices(tmp_path):
-    inputs = keras.Input([6])
-    parts = cn.width.Dense(9, "relu", gather=False, devices=4)(inputs)
-    outputs = keras.layers.Activation("tanh")(cn.width.Dense(5, split="rows", devices=4)(parts))
-    model = keras.Model(inputs, outputs)
-    x = tf.ones([2, 6])
-    model.save(tmp_path / "model.keras")
-    with cn.width.loading_on(2):
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(x), model(x), **CLOSE)
-    np.testing.assert_allclose(model.predict(x, verbose=0), model(x), **CLOSE)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_checkpoint_on_other_devices(tmp_path, dtype):
-    """D3 with TensorFlow's own checkpoints; also into a layer that is built after it."""
-    x = tf.ones([2, 6])
-    one, two, late = (cn.width.Dense(9, devices=n, dtype=dtype) for n in (4, 3, 1))
-    one(x)
-    path = tf.train.Checkpoint(layer=one).write(str(tmp_path / "saved"))
-    two(x)
-    tf.train.Checkpoint(layer=two).read(path).assert_consumed()
-    status = tf.train.Checkpoint(layer=late).read(path)
-    late(x)
-    status.assert_consumed()
-    for other in (two, late):
-        np.testing.assert_array_equal(other.kernel.numpy(), one.kernel.numpy())
-    one.kernel.assign(np.zeros([6, 9], dtype))
-    assert not one.kernel.numpy().any()
 
 
 def train(num_parts, **options):
@@ -533,28 +328,6 @@ def test_work_on_a_device_has_its_gradient_there():
     np.testing.assert_allclose(gradient(x, y)[1], 3 * np.cos([2.0]), rtol=1e-6)
 
 
-def test_layers_made_inside_a_function_and_default_devices():
-    made = []
-
-    @tf.function
-    def first(x):
-        if not made:
-            made.append(cn.width.Dense(3))
-        return made[0](x)
-
-    first(tf.ones([2, 2]))
-    assert devices_of(made[0].kernel.parts) == [0, 1, 2]  # all eight, but no more than columns
-
-
-def test_config():
-    layer = cn.width.Dense(9, "relu", gather=False, devices=[3, 1], use_bias=False, name="wide")
-    again = cn.width.Dense.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    assert again.devices == ("/device:CPU:3", "/device:CPU:1")
-    table = cn.width.Embedding(9, 4, split="rows", devices=2)
-    assert cn.width.Embedding.from_config(table.get_config()).get_config() == table.get_config()
-
-
 def test_compressed_rows():
     scipy_sparse = pytest.importorskip("scipy.sparse")
     x = sparse()
@@ -637,92 +410,9 @@ def test_everything_wrong_comes_at_once():
         cn.width.Dense(3, split=["rows"])
 
 
-def test_weights_of_another_width(tmp_path):
-    one, two = autoencoder(2, width=53, inner=8), autoencoder(2, width=53, inner=9)
-    one.save_weights(tmp_path / "one.weights.h5")
-    with pytest.raises(ValueError, match="must be"):
-        two.load_weights(tmp_path / "one.weights.h5")
-
-
 def test_activations_of_single_elements_may_be_any_function():
     x = tf.random.stateless_normal([4, 3], (1, 2))
     for activation in (tf.nn.relu, keras.layers.LeakyReLU(), lambda v: v * tf.sigmoid(v)):
         layer = cn.width.Dense(5, activation, devices=2)
         found = layer(x)
         np.testing.assert_allclose(found, activation(x @ layer.kernel.numpy()), rtol=1e-5, atol=1e-6)
-
-
-def ruled(dense, split, **rules):
-    """A layer with rules for its weights, and one behind it."""
-    keras.utils.set_random_seed(1)
-    options = {} if dense is keras.layers.Dense else {"split": split, "devices": 3}
-    return keras.Sequential([keras.Input([7]), dense(8, "tanh", **rules, **options), keras.layers.Dense(2)])
-
-
-@pytest.mark.parametrize("split", ["columns", "rows"])
-def test_regularisers_and_constraints_are_those_of_the_whole(split):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=[12, 7]).astype("float32"), rng.normal(size=[12, 2]).astype("float32")
-    norm = keras.constraints.MaxNorm(0.5, axis=0 if split == "columns" else 1)
-    rules = {
-        "kernel_regularizer": keras.regularizers.L1L2(0.1, 0.2),
-        "bias_regularizer": "l2",
-        "kernel_constraint": norm,
-        "bias_constraint": "non_neg",
-    }
-    models = [ruled(dense, split, **rules) for dense in (keras.layers.Dense, cn.width.Dense)]
-    fits = [keras.Model.fit, lambda *args, **options: cn.fit(*args, devices=2, **options)]
-    losses = []
-    for model, fit in zip(models, fits, strict=True):
-        model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.1), "mse")
-        losses.append(fit(model, x, y, batch_size=6, epochs=3, shuffle=False, verbose=0).history["loss"])
-    plain, wide = (model.layers[0] for model in models)
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    # Adam divides by the root of small second moments.
-    np.testing.assert_allclose(wide.kernel.numpy(), plain.kernel.numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(wide.bias.numpy(), plain.bias.numpy(), rtol=1e-4, atol=1e-5)
-    again = cn.width.Dense.from_config(wide.get_config())
-    assert again.get_config() == wide.get_config()
-    assert again.rules.constraints["kernel"].max_value == 0.5
-
-
-@pytest.mark.parametrize(
-    ("make", "argument"),
-    [
-        (lambda: cn.width.Dense(4, split="rows", kernel_constraint="max_norm"), "kernel_constraint"),
-        (lambda: cn.width.Dense(4, kernel_regularizer="orthogonal_regularizer"), "kernel_regularizer"),
-        (lambda: cn.width.Dense(4, bias_constraint="unit_norm"), "bias_constraint"),
-        (lambda: cn.width.Embedding(9, 4, embeddings_regularizer=tf.norm), "embeddings_regularizer"),
-        (lambda: cn.width.Dense(4, gather=False, activity_regularizer="l2"), "activity_regularizer"),
-    ],
-)
-def test_rules_for_whole_weights_are_refused(make, argument):
-    with pytest.raises(cn.InvalidArgument) as caught:
-        make()
-    assert [problem.argument for problem in caught.value.problems] == [argument]
-
-
-def test_optimizers_that_look_at_whole_variables_are_refused():
-    x, y = np.ones([4, 7], "float32"), np.ones([4, 2], "float32")
-    wrong = {
-        "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
-        "Lamb": lambda: keras.optimizers.Lamb(0.1),
-        "Muon": lambda: keras.optimizers.Muon(0.1),
-        "clipnorm=1.0": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=1.0)),
-    }
-    for name, optimizer in wrong.items():
-        model = ruled(cn.width.Dense, "columns")
-        before = model.get_weights()
-        says = f"(?s){name}.*looks at a whole variable at once, and .*kernel_part_0"
-        trainer = cn.Trainer(lambda x, y, m=model: tf.reduce_sum((m(x) - y) ** 2, 1), optimizer(), devices=1)
-        with pytest.raises(cn.InvalidArgument, match=says):
-            trainer.train_on_batch(x, y)
-        model.compile(optimizer(), "mse")
-        with pytest.raises(cn.InvalidArgument, match=says):
-            cn.fit(model, x, y, devices=1, verbose=0)
-        assert all((one == other).all() for one, other in zip(model.get_weights(), before, strict=True))
-    # One part is the whole.
-    layer = cn.width.Dense(2, devices=1)
-    layer(x)
-    loss = lambda x, y: tf.reduce_sum((layer(x) - y) ** 2, 1)  # noqa: E731
-    assert cn.Trainer(loss, keras.optimizers.Lamb(0.1), devices=1).train_on_batch(x, y).step == 1
