@@ -35,13 +35,14 @@ def test_batches_of_many_sizes():
     np.testing.assert_allclose(w, v, atol=1e-6)
 
 
-def test_a_nan_in_a_fit_is_found_at_its_step():
-    w, _, trainer, bad = poisoned("shared")
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
+def test_a_nan_in_a_fit_is_found_at_its_step(home):
+    w, _, trainer, bad = poisoned(home)
     data = [(X[:12], Y[:12])] * 7 + [(bad, Y[:12])] + [(X[:12], Y[:12])] * 3
     with pytest.raises(cn.NotFinite, match="at step 8"):
         trainer.fit(iter(data), progress=False, log_every=100)
     assert trainer.step == 7
-    v, _, clean, _ = poisoned("shared")
+    v, _, clean, _ = poisoned(home)
     for _ in range(7):
         clean.train_on_batch(X[:12], Y[:12])
     np.testing.assert_allclose(w, v, atol=1e-6)
@@ -65,9 +66,11 @@ def test_no_warning_at_the_end_of_the_data():
     assert not re.search(r"OUT_OF_RANGE|End of sequence|^W\d|Warning", done.stderr, re.M), done.stderr
 
 
-@pytest.mark.parametrize("log_every", [7, *long(1, 100)])
-def test_the_limit_of_skipped_steps_does_not_depend_on_the_log(log_every):
-    _, _, trainer, bad = poisoned("shared", on_nan="skip")
+@pytest.mark.parametrize(
+    ("home", "log_every"), [("mirrored", 7), *long(("shared", 7), ("shared", 1), ("mirrored", 100))]
+)
+def test_the_limit_of_skipped_steps_does_not_depend_on_the_log(home, log_every):
+    _, _, trainer, bad = poisoned(home, on_nan="skip")
     good = [(X[:12], Y[:12])] * 3
     with pytest.raises(cn.NotFinite, match="20 steps in a row"):
         trainer.fit([*good, *[(bad, Y[:12])] * 30, *good], progress=False, log_every=log_every)

@@ -14,7 +14,7 @@ from colonnade.run.trace import subgraph
 
 
 def test_the_timeline_of_the_last_step():
-    """F2, as far as it can be told without a clock: every task once, in the order of the schedule."""
+    """As far as it can be told without a clock: every task once, in the order of the schedule."""
     model = mlp()
     pipeline = cn.Pipeline(model, [[0, 1], [2, 3]], micro_batches=3, placement=[0, 0, 1, 1])
     with pytest.raises(cn.InvalidArgument, match="no step has been trained yet"):
@@ -54,7 +54,7 @@ def test_on_cards_a_float_is_the_witness_of_the_end():
 
 @pytest.mark.long
 def test_stages_that_wait_wait_together():
-    """F2 of a real run: forward takes 2 + 4 - 1 naps where stages overlap, and 2 x 4 where they do not."""
+    """Forward takes 2 + 4 - 1 naps where stages overlap, and 2 x 4 where they do not."""
 
     def nap(x):
         time.sleep(0.05)

@@ -78,8 +78,9 @@ def test_skipping_a_nan_leaves_that_update_out_and_counts_it(home):
     assert count.numpy() == other.numpy() == 2.0
 
 
-def test_skipping_ends_after_a_limit():
-    _, _, trainer, bad = poisoned("shared", on_nan="skip")
+@pytest.mark.parametrize("home", ["mirrored", *long("shared")])
+def test_skipping_ends_after_a_limit(home):
+    _, _, trainer, bad = poisoned(home, on_nan="skip")
     with pytest.raises(cn.NotFinite, match="in a row"):
         trainer.fit(((bad, Y[:12]) for _ in range(60)), progress=False)
 

@@ -12,7 +12,8 @@ import colonnade as cn
 RNG = np.random.default_rng(1)
 
 
-def test_fit_on_arrays_datasets_and_generators_is_the_same():
+@pytest.mark.parametrize("home", ["mirrored", *long("shared")])
+def test_fit_on_arrays_datasets_and_generators_is_the_same(home):
     def batches():
         for i in range(0, 50, 16):
             yield X[i : i + 16], Y[i : i + 16]
@@ -20,7 +21,7 @@ def test_fit_on_arrays_datasets_and_generators_is_the_same():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
     results = []
     for data, size in (((X, Y), 16), (dataset, None), (batches(), None)):
-        w, trainer = linear()
+        w, trainer = linear(variables=home)
         history = trainer.fit(data, batch_size=size, progress=False)
         assert (trainer.step, trainer.examples, len(history.losses)) == (4, 50, 4)
         results.append(w.numpy())
@@ -49,7 +50,8 @@ def test_steps_and_epochs():
     assert trainer.step == 7  # arrays go round
 
 
-def test_metrics_and_weights_are_those_of_the_global_batch():
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
+def test_metrics_and_weights_are_those_of_the_global_batch(home):
     w = tf.Variable(tf.ones([4, 1]))
     mask = (RNG.uniform(size=50) < 0.3).astype("float32")
 
@@ -57,7 +59,7 @@ def test_metrics_and_weights_are_those_of_the_global_batch():
         error = tf.squeeze(x @ w - y, axis=1)
         return cn.Weighted(error**2, mask), {"absolute": tf.abs(error)}
 
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=4)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=4, variables=home)
     record = trainer.train_on_batch(X, Y, mask)
     error = (X @ np.ones([4, 1]) - Y)[:, 0]
     assert record.loss == pytest.approx((error**2 * mask).sum() / mask.sum(), rel=1e-5)
@@ -73,14 +75,16 @@ def test_a_scalar_loss_is_weighted_by_the_size_of_the_slice():
     assert record.loss == pytest.approx(np.mean((X[:47] @ np.ones([4, 1]) - Y[:47]) ** 2), rel=1e-5)
 
 
-def test_evaluation_counts_every_example_once_with_averaged_weights():
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
+def test_evaluation_counts_every_example_once_with_averaged_weights(home):
     w = tf.Variable(tf.zeros([4, 1]))
 
     def loss(x, y):
         error = tf.squeeze(x @ w - y, axis=1)
         return error**2, {"close": tf.abs(error) < 1.0}
 
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), devices=3)
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    trainer = cn.Trainer(loss, optimizer, devices=3, variables=home)
     average = np.zeros([4, 1], "float32")
     for i in range(6):
         trainer.train_on_batch(X, Y)
@@ -119,7 +123,8 @@ def test_evaluation_of_what_has_no_weight_is_zero():
     assert trainer.evaluate(np.ones(4, "float32"), batch_size=4).loss == 0.0
 
 
-def test_evaluation_changes_nothing_and_tells_the_function():
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
+def test_evaluation_changes_nothing_and_tells_the_function(home):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -133,7 +138,7 @@ def test_evaluation_changes_nothing_and_tells_the_function():
     def loss(x, y, training):
         return tf.squeeze((model(x, training=training) - y) ** 2, axis=1)
 
-    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.01), devices=2)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.01), devices=2, variables=home)
     trainer.fit((X, Y), batch_size=25, epochs=2, progress=False)
     before = [v.numpy() for v in model.variables]
     found = trainer.evaluate((X, Y), batch_size=20)

@@ -239,7 +239,6 @@ def trained(num_parts):
 
 
 @pytest.mark.parametrize("variables", ["mirrored", *long("shared")])
-@pytest.mark.long
 def test_a_trainer_on_several_devices_is_right_too(variables):
     """Not what to do: every slice visits all parts. But the numbers are those of one device."""
     found, _, _ = train(3, devices=2, variables=variables)
@@ -248,7 +247,6 @@ def test_a_trainer_on_several_devices_is_right_too(variables):
 
 @pytest.mark.long
 def test_run_twice_bit_for_bit():
-    """D4."""
     (losses, model, trainer), (again, other, _) = trained(4), train(4, devices=1)
     assert losses == again
     for a, b in zip(model.weights, other.weights, strict=True):

@@ -108,7 +108,7 @@ def test_functional_model_with_parts_is_the_same_on_any_devices(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_checkpoint_on_other_devices(tmp_path, dtype):
-    """D3 with TensorFlow's own checkpoints; also into a layer that is built after it."""
+    """With TensorFlow's own checkpoints; also into a layer that is built after it."""
     x = tf.ones([2, 6])
     one, two, late = (cn.width.Dense(9, devices=n, dtype=dtype) for n in (4, 3, 1))
     one(x)
