@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+COMMAND = str(Path(sys.executable).with_name("colonnade"))
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 

@@ -1,26 +1,17 @@
-"""Machines with cards: some that were seen, and any that there may be."""
+"""Machines that nobody needs to have: as the fake in NVML's place shows them, and four cards alike."""
 
-from itertools import combinations
+from colonnade.hardware.cards import Card, detect
+from colonnade.hardware.fake import FakeNvml
+from colonnade.hardware.recorded import recorded
 
-from hypothesis import strategies as st
-
-KINDS = ("NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")
-CODES = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
-PAIRS = [[i // 2 == j // 2 for j in range(4)] for i in range(4)]
-
-
-def peers(topology):
-    n = range(len(topology))
-    return [[topology.link(i, j).peer for j in n] for i in n]
+# What the fake has of pynvml.
+FUNCTIONS = [name for name in vars(FakeNvml) if name.startswith("nvml")]
+CARDS = tuple(Card(i, f"GPU-{i}{i}{i}{i}", f"0000:0{i}:00.0", "Test card", 16 * 2**30) for i in range(4))
 
 
-@st.composite
-def machines(draw):
-    """Kinds, codes of peer access and NUMA nodes of 1 to 16 cards."""
-    n = draw(st.integers(1, 16))
-    kinds = [["X"] * n for _ in range(n)]
-    codes = [["X"] * n for _ in range(n)]
-    for i, j in combinations(range(n), 2):
-        kinds[i][j] = kinds[j][i] = draw(st.sampled_from(KINDS))
-        codes[i][j], codes[j][i] = draw(st.sampled_from(CODES)), draw(st.sampled_from(CODES))
-    return kinds, codes, draw(st.lists(st.integers(0, 7), min_size=n, max_size=n))
+def seen(nvml):
+    return detect(nvml, nvml.owner)
+
+
+def machine(name):
+    return seen(recorded(name))

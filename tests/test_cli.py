@@ -1,92 +1,21 @@
 import json
 import re
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from fresh import ROOT, forked, run
+from fresh import COMMAND, ROOT, forked, run
 
 import colonnade as cn
-
-COMMAND = str(Path(sys.executable).with_name("colonnade"))
 
 
 def test_version():
     assert run([COMMAND, "--version"]).stdout.strip() == cn.__version__
 
 
-def test_demo():
-    done = run([COMMAND, "demo"], PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(r"\| +(\d) \| +([\d,]+) \| +([\d.]+) \| +([\d.]+)% \|", done.stdout)
-    (first, _, same, one), (num_devices, _, _, every) = shown
-    assert (first, same) == ("1", "1.00")
-    assert int(num_devices) >= 2
-    assert min(float(one), float(every)) > 95
-    assert re.search(r"medians of \d turns; the speed-up of a turn was [\d.]+ to [\d.]+", done.stdout)
-    # Sums of float32 in another order, over 120 steps: as far apart as on one device, whatever its kernels.
-    difference, rounding = (
-        float(re.search(rf"{words}: (\S+)", done.stdout).group(1)) for words in ("the two", "another order")
-    )
-    assert 0 < difference < 4 * rounding < 1e-2
-    assert re.search(r"0 +\| CPU:0 +\| CPU:0", done.stdout)
-    assert re.search(r"1 +\| CPU:1 +\| CPU:1", done.stdout)
-    assert "Try next" in done.stdout
-
-
-def test_devices():
-    assert "cores" in run([COMMAND, "devices"]).stdout
-    facts = json.loads(run([COMMAND, "devices", "--json"]).stdout)
-    assert facts["cpu"]["cores"] >= 1
-    assert isinstance(facts["cards"], list)
-
-
 def test_a_mistake_shows_no_traceback():
     done = run([COMMAND, "dmeo"])
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-
-
-def test_devices_of_a_recorded_machine():
-    shown = run([COMMAND, "devices", "--machine", "dgx1"]).stdout
-    assert re.search(r"0 +X +NV1 +NV1 +NV2 +NV2 +SYS! +SYS! +SYS!", shown)
-    assert re.search(r"card 3 +21002 +grace +14\.0 GiB", shown)
-    assert "no peer access" in shown
-    facts = json.loads(run([COMMAND, "devices", "--machine", "mig", "--json"]).stdout)
-    assert [part["memory"] for part in facts["cards"][0]["instances"]] == [20 * 2**30, 10 * 2**30, 5 * 2**30]
-    assert "article, dgx1" in run([COMMAND, "devices", "--machine", "dgx9"]).stderr
-
-
-def test_devices_draws_a_pasted_matrix(tmp_path):
-    pasted = tmp_path / "topology.txt"
-    pasted.write_text(
-        "$ nvidia-smi topo -m\n\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n"
-    )
-    shown = run([COMMAND, "devices", "--topology", str(pasted)]).stdout
-    assert re.search(r"1 +NV4 +X", shown)
-    assert "80 GB/s" in shown
-    plain = run([COMMAND, "devices", "--topology", str(pasted), "--json"]).stdout
-    assert cn.Topology.from_json(plain) == cn.Topology.from_text(pasted.read_text())
-    pasted.write_text("nothing of the kind")
-    for path in (pasted, tmp_path / "missing"):
-        done = run([COMMAND, "devices", "--topology", str(path)])
-        assert done.returncode == 2
-        assert "cannot work with" in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_colours_on_a_terminal():
-    from rich.console import Console
-
-    from colonnade.show.machine import links
-
-    console = Console(force_terminal=True, color_system="standard", width=80)
-    with console.capture() as captured:
-        console.print(links(cn.Topology.groups([[0, 1], [2, 3]])))
-    assert "\x1b[33mPHB" in captured.get()
-    assert "\x1b[31mSYS!" in captured.get()
 
 
 def test_doctor():
@@ -227,62 +156,6 @@ def test_run_and_leases(tmp_path):
     assert re.search(r"virtual:0 +│ +50% │", table)
     assert "No card is leased" in run(show).stdout
     assert json.loads(run([*show, "--json"]).stdout) == []
-
-
-def test_leases_shows_who_waits():
-    from rich.console import Console
-
-    from colonnade.fleet.lease import LeaseClaim
-    from colonnade.fleet.records import LeaseRecord
-    from colonnade.show.leases import facts, table
-
-    def claim(number, slots=()):
-        when = "2026-05-04T09:12:00.000000+00:00"
-        return LeaseClaim(
-            ("a", "b"), 2, "0.5", ("python", "\x1b[2Jx.py"), "ada", 7, "box", when, slots, number
-        )
-
-    line = [claim(1, ("a", "b")), claim(2), claim(3), LeaseClaim.read(LeaseRecord(4, 12345, None))]
-    console = Console(width=120)
-    with console.capture() as text:
-        console.print(table(line))
-    assert "python ?[2Jx.py" in text.get()  # what others wrote does not steer this terminal
-    assert re.findall(r"│ (a|b|any|#\d in line, for 2) ", text.get()) == [
-        "a",
-        "b",
-        "any",
-        "#1 in line, for 2",
-        "#2 in line, for 2",
-    ]
-    assert "4.json cannot be read, so no card is given" in text.get()
-    assert [(fact["readable"], fact["cards"], fact["waits_for"]) for fact in facts(line)] == [
-        (True, ["a", "b"], 0),
-        (True, [], 2),
-        (True, [], 2),
-        (False, [], 0),
-    ]
-
-
-def test_leases_can_be_watched(tmp_path, monkeypatch):
-    from rich.console import Console
-
-    from colonnade.show import leases
-
-    watch = [COMMAND, "leases", "--watch", "--json", "--leases", str(tmp_path)]
-    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as shown:
-        assert shown.stdout.readline() == "[]\n"
-        shown.send_signal(signal.SIGINT)
-        assert shown.communicate(timeout=10)[0] == ""
-        assert shown.returncode == 0
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(leases.time, "sleep", interrupt)
-    console = Console(width=100)
-    with console.capture() as text:
-        leases.show(console, tmp_path, as_json=False, watch=True)
-    assert "No card is leased" in text.get()
 
 
 def test_a_bad_run_is_one_message_and_exit_code_2(tmp_path):

@@ -6,8 +6,10 @@ import tensorflow as tf
 
 from colonnade.run.asynchronous.device_calls import DeviceCalls
 from colonnade.run.batch.split import Arguments
+from colonnade.run.engine.gradients import slice_specs
+from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Settings
-from colonnade.run.engine.traces import Descent, specs
+from colonnade.run.engine.traces import Traces
 
 DEVICES = ("/device:CPU:0", "/device:CPU:1")
 
@@ -18,12 +20,13 @@ def test_a_slice_is_computed_at_what_was_read_and_not_at_what_is_there():
     def loss(x):
         return tf.squeeze(x @ w, 1) ** 2, {"square": tf.reduce_sum(x**2, axis=1)}
 
-    descent = Descent(Settings(loss, keras.optimizers.SGD(1.0), DEVICES, "shared"))
+    settings = Settings(loss, keras.optimizers.SGD(1.0), DEVICES, "shared")
+    traces = Traces(settings)
     x = np.random.default_rng(0).normal(size=[5, 2])
     batch = Arguments((tf.constant(x),), {})
-    descent.prepare(batch, (3, 2))
-    traced = descent.objective(specs(batch, (3, 2))[0], 0, 2)
-    calls = DeviceCalls(descent, traced, DEVICES, damping=False)
+    traces.prepare(batch, (3, 2), lambda _: (), lambda *_: None)
+    traced = traces.objective(slice_specs(batch, (3, 2))[0], 0, 2)
+    calls = DeviceCalls(traces, Guard(settings, traces), traced, DEVICES, damping=False)
     read = calls.read_parameters()
     w.assign([[9.0], [9.0]])  # another device was quicker
     slices = calls.cut(batch, (3, 2))(*batch.components())

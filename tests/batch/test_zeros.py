@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
-from colonnade.run.batch.zeros import skeleton, stand_in, with_stand_ins
+from colonnade.run.batch.zeros import skeleton, with_zeros, zeros_for
 
 
 @pytest.mark.parametrize(
@@ -20,22 +20,22 @@ from colonnade.run.batch.zeros import skeleton, stand_in, with_stand_ins
     ],
 )
 def test_a_value_is_of_its_kind(spec):
-    assert spec.is_compatible_with(stand_in(spec))
+    assert spec.is_compatible_with(zeros_for(spec))
 
 
 def test_dims_that_are_not_known_are_one():
-    assert stand_in(tf.TensorSpec([None, 3, None])).shape == [1, 3, 1]
+    assert zeros_for(tf.TensorSpec([None, 3, None])).shape == [1, 3, 1]
 
 
 def test_every_row_has_an_entry():
-    assert stand_in(tf.SparseTensorSpec([3, 9])).indices.numpy()[:, 0].tolist() == [0, 1, 2]
-    assert stand_in(tf.RaggedTensorSpec([3, None])).row_lengths().numpy().tolist() == [1, 1, 1]
+    assert zeros_for(tf.SparseTensorSpec([3, 9])).indices.numpy()[:, 0].tolist() == [0, 1, 2]
+    assert zeros_for(tf.RaggedTensorSpec([3, None])).row_lengths().numpy().tolist() == [1, 1, 1]
 
 
 def test_what_is_no_spec_stays():
     arguments = Arguments((tf.TensorSpec([2, 3]), "mean", 4), {}, ["x", "how", "times"])
-    assert [type(leaf.value) for leaf in with_stand_ins(arguments).leaves][1:] == [str, int]
-    assert not np.any(with_stand_ins(arguments).leaves[0].value)
+    assert [type(leaf.value) for leaf in with_zeros(arguments).leaves][1:] == [str, int]
+    assert not np.any(with_zeros(arguments).leaves[0].value)
 
 
 def test_where_entries_are_is_kept_and_what_they_are_is_not():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.memory.dry_run import Act, Play, Thing, rehearse
+from colonnade.run.memory.dry_run import Function, Input, Job, dry_run
 
 KIB = 1024
 
@@ -22,16 +22,16 @@ def test_what_a_function_and_its_update_take():
 
     concrete = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([64, 128]))
     momentum = keras.optimizers.serialize(keras.optimizers.SGD(0.1, momentum=0.9))
-    play = Play(
-        (Act.of(concrete, ["x", "w"], ["y", "dw"]),),
-        {"x": Thing((64, 128), "float32"), "w": Thing((128, 32), "float32", variable=True)},
+    job = Job(
+        (Function.of(concrete, ["x", "w"], ["y", "dw"]),),
+        {"x": Input((64, 128), "float32"), "w": Input((128, 32), "float32", variable=True)},
         {"w": ("dw",)},
         momentum,
     )
-    (seen,) = rehearse([play])
+    (seen,) = dry_run([job])
     assert seen.gradients == 16 * KIB
     assert 16 * KIB <= seen.slots < 17 * KIB  # the momentum, and some numbers
-    (bytes_of,) = seen.acts
+    (bytes_of,) = seen.functions
     # At its peak it holds the batch (32 KiB), the result (8 KiB) and the gradient, and little more than that.
     assert 56 * KIB <= bytes_of.peak - bytes_of.before <= 96 * KIB
     assert bytes_of.after - bytes_of.before >= 16 * KIB

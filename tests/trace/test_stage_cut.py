@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.stage_cut import Legs, untied
+from colonnade.run.trace.stage_cut import StageCut, untied
 
 X = np.array([[1.0, -2.0], [0.5, 3.0]])
 
@@ -33,7 +33,7 @@ def two_stages():
         return tf.squeeze(hidden * w, axis=1) ** 2
 
     objective = traced(loss)
-    return v, w, objective, Legs(objective, 2)
+    return v, w, objective, StageCut(objective, 2)
 
 
 def test_every_stage_has_a_leg_there_and_one_back(two_stages):
@@ -71,7 +71,7 @@ def test_legs_one_after_the_other_give_loss_and_gradients(two_stages):
 
 def test_a_variable_of_two_stages_must_be_tied():
     w = tf.Variable(2.0, dtype=tf.float64, name="both")
-    legs = Legs(traced(lambda x: tf.reduce_sum(crossing(x * w, 0, 1) * w, axis=1)), 2)
+    legs = StageCut(traced(lambda x: tf.reduce_sum(crossing(x * w, 0, 1) * w, axis=1)), 2)
     assert legs.users == {w.ref(): {0, 1}}
     (problem,) = untied(legs, set())
     assert (problem.value, problem.rule) == ("both:0", "is used by stages 0, 1, and is not declared tied")

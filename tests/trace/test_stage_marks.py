@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from colonnade.run.trace.stage_marks import Crossings, Mark, backward_leg, stage_of
+from colonnade.run.trace.stage_marks import Mark, StageMarks, backward_leg, stage_of
 
 
 def marked(fn):
     """The marks that a function leaves in its graph, in the order in which they are made."""
-    crossings = Crossings()
+    crossings = StageMarks()
     graph = tf.Graph()
     with graph.as_default():
         fn(crossings)
@@ -56,7 +56,7 @@ def test_without_a_pipeline_nothing_turns():
 
 
 def test_marks_of_other_graphs_do_not_count():
-    crossings = Crossings()
+    crossings = StageMarks()
     with tf.Graph().as_default():
         crossings.cross(tf.constant(1.0), 0, 1, 2)
     assert crossings.marks(tf.Graph()) == {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from colonnade.run.trace.subgraph import Cutting, node_of, tensor_of
+from colonnade.run.trace.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.trace.traced import trace
 
 X = np.array([1.0, 2.0, 3.0], "float32")
@@ -14,7 +14,7 @@ X = np.array([1.0, 2.0, 3.0], "float32")
 def halves():
     """`w * tanh(x) + 1`, cut behind the tangent, with the tensor between the halves."""
     w = tf.Variable(2.0)
-    cutting = Cutting(trace(lambda x: tf.tanh(x) * w + 1.0, tf.TensorSpec([3])))
+    cutting = CuttableGraph(trace(lambda x: tf.tanh(x) * w + 1.0, tf.TensorSpec([3])))
     (tangent,) = (name for name, node in cutting.nodes.items() if node.op == "Tanh")
     first = cutting.with_constants({tangent})
     second = cutting.with_constants(set(cutting.nodes) - cutting.given - first)
@@ -52,7 +52,7 @@ def test_what_does_more_than_to_compute():
         count.assign_add(1.0)
         return x + count
 
-    cutting = Cutting(trace(f, tf.TensorSpec([3])))
+    cutting = CuttableGraph(trace(f, tf.TensorSpec([3])))
     effects = {cutting.nodes[name].op for name in cutting.nodes if cutting.has_effect(name)}
     assert effects == {"AssignAddVariableOp"}
 

@@ -8,7 +8,7 @@ from families import long
 
 import colonnade as cn
 from colonnade.run.trace.traced import trace
-from colonnade.run.variables.homes import Residence, copy_of, mean_of_first, owners_of
+from colonnade.run.variables.homes import Homes, copy_of, mean_of_first, owners_of
 
 DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
 
@@ -21,7 +21,7 @@ def settled(mode):
     """A residence of a parameter and a counter, and the trace that uses them."""
     w, count = variables()
     traced = trace(lambda x: tf.reduce_sum(w) * x + count.assign_add([1.0]), tf.TensorSpec([1]))
-    residence = Residence(mode, DEVICES, [w], [])
+    residence = Homes(mode, DEVICES, [w], [])
     if mode == "partitioned":
         residence.deal({w.ref(): 2}, DEVICES)
     return w, count, traced, residence
@@ -66,13 +66,13 @@ def test_what_partitioned_copies_hold_goes_back_to_the_user():
     assert w.numpy().tolist() == [1.0, 2.0]
     residence.leave()
     assert w.numpy().tolist() == [5.0, 6.0]
-    assert residence.homes()["w:0"].endswith("CPU:2")
+    assert residence.where()["w:0"].endswith("CPU:2")
 
 
 def test_every_replica_draws_numbers_of_its_own():
     generator = tf.random.Generator.from_seed(3)
     traced = trace(lambda x: x + generator.uniform([2]), tf.TensorSpec([2]))
-    residence = Residence("shared", DEVICES, [], [])
+    residence = Homes("shared", DEVICES, [], [])
     drawn = [
         traced.on(device, [tf.zeros(2)], residence.bindings(i, traced.captures))[0].numpy().tobytes()
         for i, device in enumerate(DEVICES)

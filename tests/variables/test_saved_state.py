@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from colonnade.run.trace.traced import trace
 from colonnade.run.variables import part_offset
-from colonnade.run.variables.homes import Residence
-from colonnade.run.variables.saved_state import REPLICAS, Item, State, bases, named, resume, state_of
+from colonnade.run.variables.homes import Homes
+from colonnade.run.variables.saved_state import REPLICAS, Item, SavedState, bases, named, resume, state_of
 
 DEVICES = ["/device:CPU:0", "/device:CPU:1"]
 
@@ -22,7 +22,7 @@ class Training:
         self.generator = tf.random.Generator.from_seed(5)
         self.updates = tf.Variable(0, dtype=tf.int64)
         traced = trace(self.loss, tf.TensorSpec([]))
-        self.residence = Residence(mode, DEVICES[:num_devices], [self.w], [])
+        self.residence = Homes(mode, DEVICES[:num_devices], [self.w], [])
         if mode == "partitioned":
             self.residence.deal({self.w.ref(): 1}, DEVICES)
         for replica in range(num_devices):
@@ -108,6 +108,6 @@ def test_names_of_parts_have_their_slice_behind_a_bar():
 
 def test_the_tensors_of_a_state_are_read_where_they_are_now():
     original, current = tf.Variable(1.0), tf.Variable(2.0)
-    state = State({"w": Item(original, current)}, {"s": (current, original)}, frozenset())
+    state = SavedState({"w": Item(original, current)}, {"s": (current, original)}, frozenset())
     values = {name: float(value) for name, value in state.snapshot().items()}
     assert values == {"w": 2.0, f"{REPLICAS}0/s": 2.0, f"{REPLICAS}1/s": 1.0}

@@ -4,14 +4,14 @@ import tensorflow as tf
 
 from colonnade.run.trace.traced import trace
 from colonnade.run.variables.parts import give_home
-from colonnade.run.variables.stage_homes import Stagewise
+from colonnade.run.variables.stage_homes import StageHomes
 
 ROWS = [["/device:CPU:0", "/device:CPU:1"], ["/device:CPU:2", "/device:CPU:3"]]
 
 
 def made():
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
-    return first, second, Stagewise(ROWS, {first.ref(): 0, second.ref(): 1}, [first, second], [])
+    return first, second, StageHomes(ROWS, {first.ref(): 0, second.ref(): 1}, [first, second], [])
 
 
 def test_a_variable_lives_with_its_stage_in_every_row():
@@ -33,7 +33,7 @@ def test_values_go_in_before_steps_and_come_out_after_them():
 def test_stages_have_handles_of_their_own_for_what_is_tied():
     w = tf.Variable(3.0)
     captures = trace(lambda x: x * w, tf.TensorSpec([])).captures
-    homes = Stagewise(ROWS, {w.ref(): 1}, [w], [])
+    homes = StageHomes(ROWS, {w.ref(): 1}, [w], [])
     one, other = (homes.at_stage(0, stage, captures)[w.ref()] for stage in (0, 1))
     assert one is not other
     assert homes.at_stage(0, 1, captures)[w.ref()] is other
@@ -44,7 +44,7 @@ def test_stages_have_handles_of_their_own_for_what_is_tied():
 def test_what_the_function_changes_is_kept_once_in_every_row():
     count = tf.Variable(0.0, trainable=False)
     captures = trace(lambda x: x + count.assign_add(1.0), tf.TensorSpec([])).captures
-    homes = Stagewise(ROWS, {count.ref(): 1}, [], [])
+    homes = StageHomes(ROWS, {count.ref(): 1}, [], [])
     homes.at_stage(0, 1, captures)
     (state,) = homes.states.values()
     assert [copy.device[-5:] for copy in state.copies] == ["CPU:1", "CPU:3"]
@@ -53,5 +53,5 @@ def test_what_the_function_changes_is_kept_once_in_every_row():
 def test_a_part_of_a_layer_that_is_split_by_width_stays_where_it_is():
     part = tf.Variable(1.0)
     give_home(part, "/device:CPU:5")
-    homes = Stagewise(ROWS, {part.ref(): 0}, [part], [])
+    homes = StageHomes(ROWS, {part.ref(): 0}, [part], [])
     assert homes.own(1, [part]) == [part]

@@ -7,7 +7,9 @@ prints what it found as JSON.
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -54,18 +56,25 @@ def measure(limit: int) -> MeasuredLimit:
     uuid = hardware.visible_cards()[0].uuid
     before = next(card.free or 0 for card in detect().cards if card.uuid == uuid)
     (device,) = hardware.setup(devices=1, memory=limit, growth=False)
-    floats = limit * MIB // 4
-    with tf.device(device):
-        held = tf.zeros([int(FITS * floats)])
-        taken = used(detect(), uuid, os.getpid(), before)
-        try:
-            more = tf.zeros([int(TOO_MUCH * floats)])
-            refused = False
-            del more
-        except tf.errors.ResourceExhaustedError:
-            refused = True
-        assert held.shape.rank == 1  # it was kept until here
-    return MeasuredLimit(limit, taken // MIB, refused)
+
+    def allocate(mib: int) -> Any:
+        with tf.device(device):
+            return tf.zeros([mib * MIB // 4])
+
+    return tried(limit, allocate, lambda: used(detect(), uuid, os.getpid(), before) // MIB)
+
+
+def tried(limit: int, allocate: Callable[[int], Any], taken: Callable[[], int]) -> MeasuredLimit:
+    """Take most of a limit and hold it, see what is taken, and ask for more; all in MiB."""
+    held = allocate(int(FITS * limit))
+    seen = taken()
+    try:
+        allocate(int(TOO_MUCH * limit))
+        refused = False
+    except tf.errors.ResourceExhaustedError:
+        refused = True
+    del held  # not before
+    return MeasuredLimit(limit, seen, refused)
 
 
 if __name__ == "__main__":

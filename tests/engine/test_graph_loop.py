@@ -1,0 +1,91 @@
+"""Many steps in one call are the same steps one by one, and stop where those would."""
+
+import re
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from families import long
+from fresh import run
+from lines import X, Y, linear, poisoned
+
+import colonnade as cn
+
+
+def test_a_fit_equals_single_steps_short_last_batch_included():
+    w, trainer = linear()
+    history = trainer.fit((X, Y), batch_size=16, epochs=3, progress=False)
+    v, single = linear()
+    losses = [
+        single.train_on_batch(X[i : i + 16], Y[i : i + 16]).loss for _ in range(3) for i in range(0, 50, 16)
+    ]
+    np.testing.assert_allclose(w, v, atol=1e-6)
+    np.testing.assert_allclose(history.losses, losses, rtol=1e-5)
+
+
+def test_batches_of_many_sizes():
+    sizes = [7, 7, 1, 12, 7, 3]
+    ends = np.cumsum(sizes)
+    w, trainer = linear(devices=4)
+    trainer.fit(((X[e - s : e], Y[e - s : e]) for s, e in zip(sizes, ends, strict=True)), progress=False)
+    v, one = linear(devices=1)
+    for s, e in zip(sizes, ends, strict=True):
+        one.train_on_batch(X[e - s : e], Y[e - s : e])
+    np.testing.assert_allclose(w, v, atol=1e-6)
+
+
+@pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])
+def test_a_nan_in_a_fit_is_found_at_its_step(home):
+    w, _, trainer, bad = poisoned(home)
+    data = [(X[:12], Y[:12])] * 7 + [(bad, Y[:12])] + [(X[:12], Y[:12])] * 3
+    with pytest.raises(cn.NotFinite, match="at step 8"):
+        trainer.fit(iter(data), progress=False, log_every=100)
+    assert trainer.step == 7
+    v, _, clean, _ = poisoned(home)
+    for _ in range(7):
+        clean.train_on_batch(X[:12], Y[:12])
+    np.testing.assert_allclose(w, v, atol=1e-6)
+
+
+@pytest.mark.long
+def test_no_warning_at_the_end_of_the_data():
+    program = textwrap.dedent(
+        """
+        import colonnade as cn, keras, numpy as np, tensorflow as tf
+        cn.setup(virtual=2)
+        w = tf.Variable(1.0)
+        trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2)
+        dataset = tf.data.Dataset.from_tensor_slices(np.ones(10, "float32")).batch(4)
+        trainer.fit(dataset, epochs=2, progress=False)
+        print(trainer.step)
+        """
+    )
+    done = run([sys.executable, "-c", program], TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.stdout == "6\n"
+    assert not re.search(r"OUT_OF_RANGE|End of sequence|^W\d|Warning", done.stderr, re.M), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("home", "log_every"), [("mirrored", 7), *long(("shared", 7), ("shared", 1), ("mirrored", 100))]
+)
+def test_the_limit_of_skipped_steps_does_not_depend_on_the_log(home, log_every):
+    _, _, trainer, bad = poisoned(home, on_nan="skip")
+    good = [(X[:12], Y[:12])] * 3
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        trainer.fit([*good, *[(bad, Y[:12])] * 30, *good], progress=False, log_every=log_every)
+    assert (trainer.step, trainer.skipped) == (23, 20)
+    trainer.fit([*[(bad, Y[:12])] * 19, *good] * 2, progress=False, log_every=log_every)
+    assert trainer.skipped == 20 + 38
+
+
+def test_skipped_steps_in_a_row_are_counted_across_calls():
+    _, _, trainer, bad = poisoned("shared", on_nan="skip")
+    for _ in range(12):
+        trainer.train_on_batch(bad, Y[:12])
+    trainer.fit([(bad, Y[:12])] * 4, progress=False)
+    for _ in range(3):
+        trainer.train_on_batch(bad, Y[:12])
+    with pytest.raises(cn.NotFinite, match="20 steps in a row"):
+        trainer.train_on_batch(bad, Y[:12])
+    assert (trainer.step, trainer.skipped) == (20, 20)

@@ -1,0 +1,27 @@
+import numpy as np
+import pytest
+from lines import X, Y, linear
+
+from colonnade.run.engine.history import History, Record
+
+
+def test_a_history_has_a_record_per_log_line_and_the_loss_of_every_step():
+    _, trainer = linear()
+    history = trainer.fit((X, Y), batch_size=16, steps=7, log_every=3, progress=False)
+    assert [record.step for record in history.records] == [3, 6, 7]
+    assert len(history.losses) == 7
+    assert history.records[-1].examples == history.examples == trainer.examples == 16 * 3 + 2 + 16 * 3
+    assert np.isfinite(history.losses).all()
+    assert (history.interrupted, history.resumed) == (False, None)
+    assert history.examples_per_second == pytest.approx(history.examples / history.seconds)
+
+
+def test_a_history_of_nothing_has_no_speed():
+    assert History().examples_per_second == 0.0
+
+
+def test_histories_and_records_share_nothing():
+    History().records.append(Record(1.0, {}, 1, 4))
+    Record(1.0, {}, 1, 4).staleness[0] = 1
+    assert History().records == []
+    assert Record(1.0, {}, 1, 4).staleness == {}

@@ -1,0 +1,68 @@
+"""Signals end a fit between two steps; afterwards they do again what they did before."""
+
+import os
+import signal
+import threading
+
+import pytest
+from lines import X, Y, linear
+
+from colonnade.run.checkpoint.program_exit import leave
+from colonnade.run.train.signals import interruptible
+
+
+def test_ctrl_c_ends_the_fit_with_what_was_reached():
+    _, trainer = linear()
+    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    history = trainer.fit((X, Y), batch_size=10, steps=10**7, progress=False)
+    assert history.interrupted
+    assert trainer.step == len(history.losses) > 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_first_signal_is_noted_and_a_second_ctrl_c_raises():
+    with interruptible(preemption=False) as asked:
+        assert (asked.is_set(), asked.by, asked.seconds) == (False, None, 0.0)
+        signal.raise_signal(signal.SIGINT)
+        assert (asked.is_set(), asked.by) == (True, signal.SIGINT)
+        assert 0 <= asked.seconds < 60
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_is_noted_only_where_it_is_asked_for_and_handlers_are_put_back():
+    noticed = []
+    before = signal.signal(signal.SIGTERM, lambda *_: noticed.append("outside"))
+    try:
+        with interruptible(preemption=False) as asked:
+            signal.raise_signal(signal.SIGTERM)
+        assert (noticed, asked.is_set()) == (["outside"], False)
+        with interruptible(preemption=True) as asked:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # a scheduler may send it again
+        assert (noticed, asked.by) == (["outside"], signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert noticed == ["outside"] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_in_another_thread_no_signal_is_touched():
+    handlers = []
+
+    def fit():
+        with interruptible(preemption=True) as asked:
+            handlers.extend([signal.getsignal(signal.SIGINT), asked.is_set()])
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT), False]
+
+
+@pytest.mark.parametrize(("step", "says"), [(None, "no step"), (7, "step 7")])
+def test_leaving_says_what_is_saved_and_asks_to_be_started_again(capsys, tmp_path, step, says):
+    with pytest.raises(SystemExit) as left:
+        leave(step, tmp_path)
+    assert left.value.code == 75
+    assert f"interrupted; {says} is saved in {tmp_path}" in capsys.readouterr().err
