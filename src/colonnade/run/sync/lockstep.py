@@ -72,6 +72,9 @@ class Lockstep(GraphEngine):
         shares: how many rows of a batch each worker gets.
     """
 
+    # Whether `gradient` is the plain sum, which a compiled update may make by itself.
+    plain_sum: ClassVar[bool] = True
+
     def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
         super().__init__(settings, traces)
         self.workers, self.shares = workers, shares
@@ -135,7 +138,7 @@ class Lockstep(GraphEngine):
         shares, calls = self.workers.compute(batch, counts, self.housed, self._how(batch), order)
         loss, metrics, weight = _summed(shares)
         rows = [share.gradients for share in shares]
-        at_once = self.workers.sums_itself(rows) if weight is None else None
+        at_once = self.workers.sums_itself(rows) if self.plain_sum and weight is None else None
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows)
         else:
