@@ -8,8 +8,8 @@ import tensorflow as tf
 from colonnade.run.asynchronous.schedule_clock import by_global_step
 from colonnade.run.engine.gradients import divided
 from colonnade.run.step.update import as_divided, as_keras
+from colonnade.run.step.xla import fast
 from colonnade.run.trace.fast_call import Call
-from colonnade.run.trace.xla import fast
 from colonnade.run.variables.homes import copy_of
 
 INTEGER = tf.TensorSpec([], tf.int64)

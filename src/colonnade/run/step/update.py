@@ -20,10 +20,10 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.step.xla import compiled, worth_compiling
 from colonnade.run.trace.captures import ancestors, captures
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.keras_owner import keras_variable
-from colonnade.run.trace.xla import compiled, worth_compiling
 
 GATE = tf.TensorSpec([], tf.int32)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.reason.staleness import race
-from colonnade.run.trace import xla
+from colonnade.run.step import xla
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[31, 6]), RNG.normal(size=[31, 1])
