@@ -1,4 +1,4 @@
-"""Asynchronous training: each slice's gradient is applied as soon as it is ready."""
+"""What happens at `sync=cn.Asynchronous()`: each slice's gradient is applied as soon as it is ready."""
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

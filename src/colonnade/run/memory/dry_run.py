@@ -1,4 +1,4 @@
-"""What functions take of memory, measured in a dry run: they run on zeros, in a process of its own.
+"""Measures the memory of functions by running them once on zeros, in a process of its own.
 
 TensorFlow tells what its allocator on the CPU has given out only if it is started for that. So traced
 functions are written into a folder, and this module, run as a program, reads them, makes variables and inputs

@@ -1,4 +1,4 @@
-"""What training takes of the memory of each device: what a dry run took, dealt out as the variables are."""
+"""Decides whether a training fits into memory: parameters, optimizer and activations on each device."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
