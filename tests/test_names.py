@@ -7,9 +7,8 @@ from pathlib import Path
 import colonnade
 
 SOURCE = Path(colonnade.__file__).parent
-# The NumPy modes of the experiment are named after those that they repeat. The last three are not unique
-# yet: a protocol and what follows it, what came of a step and of a trial.
-TWICE = {"Asynchronous", "DiLoCo", "Elastic", "Local", "Synchronous", "Engine", "Outcome", "Stream"}
+# Not unique yet: a protocol, and the class that follows it.
+TWICE = {"Stream"}
 
 
 def names(kind):

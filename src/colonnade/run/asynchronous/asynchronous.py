@@ -1,4 +1,4 @@
-"""Asynchronous training, as a way of training that a user chooses; `engine` does it."""
+"""`cn.Asynchronous`, a value of `sync=`: its arguments and their checks; `engine` trains by it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The graphs that devices call: to cut a batch, to read the parameters, to compute a slice."""
+"""Builds the graphs that asynchronous devices call: to cut a batch, read the parameters, compute a slice."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +24,8 @@ class DeviceCalls:
 
     Args:
         traces: of the loss and of all around it.
-        guard: against what is not finite.
-        traced: the first of them.
+        guard: knows what must be finite.
+        traced: the first of the traces.
         devices: who works; the parameters that they share are on the first.
         damping: whether to divide a step by 1 + the age of its gradient.
     """

@@ -1,4 +1,4 @@
-"""Asynchronous training: each slice's gradient is applied as soon as it is ready."""
+"""What happens at `sync=cn.Asynchronous()`: each slice's gradient is applied as soon as it is ready."""
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,8 @@ from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Settings, Then
 from colonnade.run.engine.traces import Traces
-from colonnade.run.memory.estimate import Memory, of_replicas, size_of
+from colonnade.run.memory.estimate import Memory, of_replicas
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.fast_call import Call
@@ -259,4 +260,4 @@ class AsynchronousEngine:
     def traffic(self) -> float:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
         dense = [spec for spec in self._traces.specs if isinstance(spec, tf.TensorSpec)]
-        return float((len(self.devices) - 1) * sum(map(size_of, [*self.parameters, *dense])))
+        return float((len(self.devices) - 1) * sum(map(num_bytes, [*self.parameters, *dense])))

@@ -1,4 +1,4 @@
-"""The update with one slice's gradient, after which the parameters are read for the next slice."""
+"""Applies the gradient of one slice, then reads the parameters for the next: the asynchronous update."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

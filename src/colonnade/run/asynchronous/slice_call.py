@@ -1,4 +1,4 @@
-"""What a device does with one slice, and how the results are laid out: nobody else knows their positions."""
+"""Computes one slice on one device, and knows where in the results each field lies; nobody else does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A step whose slices are computed one by one: what they are, and what they add up to."""
+"""Adds up what the slices of an asynchronous step tell: losses, metrics, staleness, skipped updates."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Who works on slices: a thread per device, or one thread in a fixed order of reads and updates."""
+"""The threads of asynchronous training: one per device, or one that follows a given order."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""What functions take of memory, measured in a dry run: they run on zeros, in a process of its own.
+"""Measures the memory of functions by running them once on zeros, in a process of its own.
 
 TensorFlow tells what its allocator on the CPU has given out only if it is started for that. So traced
 functions are written into a folder, and this module, run as a program, reads them, makes variables and inputs
@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.devices import without_cards
+from colonnade.run.move.num_bytes import num_bytes
 
 # A second run sees no more of what TensorFlow does once, at a first call.
 RUNS = 2
@@ -191,7 +192,7 @@ class _Runner:
             allocated, values = self._run_functions(job, runnables, variables, known)
             runs.append(allocated)
             # By their sizes: the allocator also gives out more than it was asked for.
-            gradients = sum(_size(values[name]) for names in job["gradients"].values() for name in names)
+            gradients = sum(num_bytes(values[name]) for names in job["gradients"].values() for name in names)
             if job["optimizer"] is not None:
                 if not turn:
                     slots = self._build(job, variables)
@@ -250,7 +251,9 @@ class _Runner:
             apart = {_source(tensor).op for tensor in ends}
             for op in graph.get_operations():
                 if op not in apart and op.type not in PASSED_ON:
-                    made_on[op.device] += sum(_size(tensor) for tensor in op.outputs if tensor.consumers())
+                    made_on[op.device] += sum(
+                        num_bytes(tensor) for tensor in op.outputs if tensor.consumers()
+                    )
         return made_on
 
     def _graph(self, number: int, position: int) -> Any:
@@ -287,7 +290,7 @@ class _Runner:
             self._optimizer.apply(gradients, self._parameters)
 
         self._apply = apply
-        return sum(_size(variable.value) for variable in self._optimizer.variables)
+        return sum(num_bytes(variable.value) for variable in self._optimizer.variables)
 
     def _update(self, job: Any, values: dict[str, Any]) -> int:
         gradients = []
@@ -318,12 +321,6 @@ def _source(tensor: Any) -> Any:
     while tensor.op.type in PASSED_ON and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _size(tensor: Any) -> int:
-    """Bytes of a tensor of known shape; none for any other."""
-    known = tensor.shape.is_fully_defined() and tensor.dtype.size
-    return tensor.shape.num_elements() * tensor.dtype.size if known else 0
 
 
 def _info(what: str) -> int:

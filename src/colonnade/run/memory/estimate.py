@@ -1,4 +1,4 @@
-"""What training takes of the memory of each device: what a dry run took, dealt out as the variables are."""
+"""Decides whether a training fits into memory: parameters, optimizer and activations on each device."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +15,7 @@ from colonnade.reason.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
 from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
@@ -170,9 +171,9 @@ def of_replicas(
     gradients = measured.gradients
     alive_at_peak = measured.functions[0].peak - gradients
     apart = {home: _made_on(measured, home) for home in homes_of([traced])}
-    trained = {parameter.ref(): size_of(parameter) for parameter in traced.parameters}
+    trained = {parameter.ref(): num_bytes(parameter) for parameter in traced.parameters}
     whole = max(1, sum(trained.values()))
-    others = sum(size_of(v) for v in traced.variables if v.ref() not in trained)
+    others = sum(num_bytes(v) for v in traced.variables if v.ref() not in trained)
     placed = _Placed(traced.parameters, devices, mode, num_active, by)
     footprints = []
     for device in dict.fromkeys([*devices, *placed.held]):
@@ -202,7 +203,7 @@ class _Placed:
     ) -> None:
         self.held: Counter[str] = Counter()
         self.differentiated: Counter[str] = Counter()
-        sizes = [size_of(parameter) for parameter in parameters]
+        sizes = [num_bytes(parameter) for parameter in parameters]
         homes = [home_of(parameter) for parameter in parameters]
         owners = (
             owners_of(parameters, devices, by)
@@ -237,7 +238,7 @@ def of_pipeline(
     measured = _measured(traced, optimizer, part, functions)
     by_leg = dict(zip(legs.parts, measured.functions, strict=True))
     trained = {parameter.ref() for parameter in traced.parameters}
-    whole = max(1, sum(size_of(parameter) for parameter in traced.parameters))
+    whole = max(1, sum(num_bytes(parameter) for parameter in traced.parameters))
     kept = alive(schedule(num_stages, num_micro_batches))
     footprints = []
     for row in rows:
@@ -245,7 +246,7 @@ def of_pipeline(
             variables = [
                 v for v in traced.variables if (home_of(v) or row[min(legs.users[v.ref()])]) == device
             ]
-            parameters = sum(size_of(v) for v in variables if v.ref() in trained)
+            parameters = sum(num_bytes(v) for v in variables if v.ref() in trained)
             gradients = _gradient_bytes(
                 traced, [v for v in variables if v.ref() in trained], num_micro_batches
             )
@@ -259,7 +260,7 @@ def of_pipeline(
             slots = round(measured.slots * parameters / whole)
             own = [v for v in traced.variables if home_of(v) is None and _lies_on(v, device)]
             more = measured.slots if _makes_slots_on(optimizer, device) else 0
-            held = sum(map(size_of, variables)) + sum(map(size_of, own))
+            held = sum(map(num_bytes, variables)) + sum(map(num_bytes, own))
             footprints.append(Footprint(device, held, slots + more, gradients, activations))
     return Memory(tuple(footprints))
 
@@ -288,10 +289,5 @@ def _gradient_bytes(traced: Objective, parameters: Sequence[Any], num_micro_batc
     for parameter, gradient in zip(traced.parameters, traced.structure.gradients, strict=True):
         if parameter.ref() in refs and gradient is not None:
             sparse = isinstance(gradient, tf.IndexedSlices)
-            total += num_micro_batches * size_of(gradient.values) if sparse else size_of(parameter)
+            total += num_micro_batches * num_bytes(gradient.values) if sparse else num_bytes(parameter)
     return total
-
-
-def size_of(tensor: Any) -> int:
-    """Bytes of a tensor or variable of known shape."""
-    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

@@ -11,7 +11,8 @@ from colonnade.reason.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
 from colonnade.run.batch.zeros import skeleton, zeros_for
 from colonnade.run.memory.dry_run import Function, Job, JobMemory, dry_run
-from colonnade.run.memory.estimate import job_of, size_of
+from colonnade.run.memory.estimate import job_of
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.traced import Traced
@@ -105,10 +106,10 @@ class _Work(Traced):
     def bytes(self, measured: JobMemory) -> tuple[int, int, int]:
         """What stays, what a micro-batch leaves until it comes back, and what work takes besides."""
         there, back = measured.functions[0], measured.functions[-1]
-        gradients = sum(map(size_of, self.parameters))
+        gradients = sum(map(num_bytes, self.parameters))
         left = max(0, there.after - there.before) if len(measured.functions) > 1 else 0
         # A new gradient is there beside the sum of those before it.
-        kept = sum(map(size_of, self.variables)) + measured.slots + 2 * gradients
+        kept = sum(map(num_bytes, self.variables)) + measured.slots + 2 * gradients
         working = max(there.peak - there.before - left, back.peak - back.before - gradients, 0)
         return round(HEADROOM * kept), round(HEADROOM * left), round(HEADROOM * working)
 

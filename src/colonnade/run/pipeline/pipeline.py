@@ -12,7 +12,7 @@ from colonnade.hardware.placement import short
 from colonnade.reason.layer_split import misfits, place, rooms_of
 from colonnade.reason.schedule import SCHEDULES, Schedule
 from colonnade.run.batch.split import Arguments, sizes
-from colonnade.run.memory.estimate import size_of
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.parallel.join import join_leaf
 from colonnade.run.pipeline.checks import problems, refs_of, rows_of
 from colonnade.run.pipeline.layer_costs import measured
@@ -274,7 +274,7 @@ class Pipeline:
 
     def _too_heavy(self, stage: Stage, number: int, variables: Sequence[Any]) -> Iterator[Problem]:
         """A stage whose weights alone are more than a device may hold; a trainer looks at the rest too."""
-        size = sum(size_of(variable) for variable in variables if home_of(variable) is None)
+        size = sum(num_bytes(variable) for variable in variables if home_of(variable) is None)
         for row in self.rows:
             limit = estimated_limit(row[number])
             if limit is not None and size > limit:
