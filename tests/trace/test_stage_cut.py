@@ -12,12 +12,12 @@ X = np.array([[1.0, -2.0], [0.5, 3.0]])
 
 
 def crossing(value, source, target, num_stages=2):
-    return tf.distribute.get_replica_context().crossings.cross(value, source, target, num_stages)
+    return tf.distribute.get_replica_context().stage_marks.cross(value, source, target, num_stages)
 
 
 def traced(loss):
     def entered(x):
-        tf.distribute.get_replica_context().crossings.enter("pipeline", 2)
+        tf.distribute.get_replica_context().stage_marks.enter("pipeline", 2)
         return loss(x)
 
     batch = Arguments((tf.constant(X),), {}, ["x"]).prefixed(tf.constant(0.5, tf.float64))

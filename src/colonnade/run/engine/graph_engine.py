@@ -1,4 +1,4 @@
-"""The base of every mode of training whose step is a graph: to add a mode, say six things.
+"""To add a mode of training, begin here: what all modes have in common whose step is a graph.
 
 A way of training is a class on top of this one. It says at most six things:
 

@@ -1,4 +1,4 @@
-"""What a mode of training must offer: the interface between trainer and mode; to add a mode, begin here.
+"""What a mode of training must offer: the interface between trainer and mode.
 
     sync       a frozen value that the user passes, such as cn.LocalSGD(8); it makes the engine
     engine     holds the variables that its way needs, and shows the user's variables what was reached

@@ -51,11 +51,11 @@ class Evaluation:
         metrics: dict[str, float] = {}
         for batch in dataset:
             arguments = Arguments(batch, keywords, names)
-            found = self._sums(arguments)
-            loss += float(found["loss"])
-            weight += float(found["weight"])
+            sums = self._sums(arguments)
+            loss += float(sums["loss"])
+            weight += float(sums["weight"])
             examples += arguments.size("evaluate()") or 0
-            for name, value in found["metrics"].items():
+            for name, value in sums["metrics"].items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
         if not examples:
             raise InvalidArgument(
@@ -83,8 +83,8 @@ class Evaluation:
             results = call_with_sums(
                 traces, self._devices[: len(counts)], slices, bindings, star(len(counts))
             )
-            found = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
-            return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
+            per_slice = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+            return tf.nest.map_structure(lambda *values: tf.add_n(values), *per_slice)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         return concrete(sums, *specs)
