@@ -58,11 +58,3 @@ def test_in_another_thread_no_signal_is_touched():
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(signal.SIGINT), False]
-
-
-@pytest.mark.parametrize(("step", "says"), [(None, "no step"), (7, "step 7")])
-def test_leaving_says_what_is_saved_and_asks_to_be_started_again(capsys, tmp_path, step, says):
-    with pytest.raises(SystemExit) as left:
-        leave(step, tmp_path)
-    assert left.value.code == 75
-    assert f"interrupted; {says} is saved in {tmp_path}" in capsys.readouterr().err

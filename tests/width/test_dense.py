@@ -148,80 +148,6 @@ def test_dense_equals_keras(split, shape):
         np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("split", ["columns", "rows"])
-def test_sparse_dense_equals_dense(split):
-    x = sparse()
-    keras.utils.set_random_seed(3)
-    plain = keras.layers.Dense(7)
-    keras.utils.set_random_seed(3)
-    layer = cn.width.SparseDense(7, split=split, devices=4)
-
-    @tf.function(autograph=False)
-    def of_values(values):
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            y = layer(tf.SparseTensor(x.indices, values, x.dense_shape))
-        return y, tape.gradient(y, values)
-
-    y, gradient = of_values(x.values)
-    dense = tf.sparse.to_dense(x)
-    with tf.GradientTape() as tape:
-        tape.watch(dense)
-        wanted = plain(dense)
-    np.testing.assert_allclose(y, wanted, **CLOSE)
-    np.testing.assert_allclose(gradient, tf.gather_nd(tape.gradient(wanted, dense), x.indices), **CLOSE)
-    ops = graph_ops(of_values.python_function, x.values)
-    assert ops["SparseToDense"] == 0
-    assert ops["SparseTensorDenseMatMul"] >= 4
-
-
-@pytest.mark.parametrize("split", ["columns", "rows"])
-def test_embedding_equals_keras(split):
-    ids = tf.constant([[0, 10, 3], [3, 3, 9]])
-    keras.utils.set_random_seed(3)
-    plain = keras.layers.Embedding(11, 6)
-    keras.utils.set_random_seed(3)
-    layer = cn.width.Embedding(11, 6, split=split, devices=4)
-    found, wanted = layer(ids), plain(ids)
-    np.testing.assert_array_equal(found, wanted)
-    for model in (layer, plain):
-        optimizer = keras.optimizers.SGD(0.1)
-
-        @tf.function(autograph=False)
-        def step(model=model, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                value = tf.reduce_sum(model(ids) ** 2)
-            gradients = tape.gradient(value, model.trainable_variables)
-            assert all(isinstance(g, tf.IndexedSlices) for g in gradients)
-            optimizer.build(model.trainable_variables)
-            optimizer.apply(gradients, model.trainable_variables)
-
-        step()
-    table = layer.embeddings.numpy()
-    np.testing.assert_allclose(table, plain.embeddings, **CLOSE)
-
-
-def test_a_word_outside_the_vocabulary():
-    for split in ("columns", "rows"):
-        layer = cn.width.Embedding(11, 6, split=split, devices=3)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 11\)"):
-            layer(tf.constant([3, 11]))
-
-
-def test_embedding_hands_its_parts_on():
-    ids = tf.constant([[0, 10, 3], [3, 3, 9]])
-    model = keras.Sequential(
-        [
-            keras.Input([3], dtype="int32"),
-            cn.width.Embedding(11, 8, gather=False, devices=4),
-            cn.width.Dense(5, split="rows", devices=4),
-        ]
-    )
-    table = model.layers[0].embeddings.numpy()
-    kernel = model.layers[1].kernel.numpy()
-    np.testing.assert_allclose(model(ids), table[ids] @ kernel, **CLOSE)
-
-
 def train(num_parts, **options):
     model, x = autoencoder(num_parts, width=203, inner=16), sparse(8, 203)
 
@@ -324,13 +250,6 @@ def test_work_on_a_device_has_its_gradient_there():
     report = cn.placement(gradient, x, y)
     assert {row.actual for row in report.ops if row.op in ("Sin", "Cos")} == {"/device:CPU:3"}
     np.testing.assert_allclose(gradient(x, y)[1], 3 * np.cos([2.0]), rtol=1e-6)
-
-
-def test_compressed_rows():
-    scipy_sparse = pytest.importorskip("scipy.sparse")
-    x = sparse()
-    csr = scipy_sparse.csr_matrix(tf.sparse.to_dense(x).numpy())
-    np.testing.assert_array_equal(tf.sparse.to_dense(cn.width.from_csr(csr)), tf.sparse.to_dense(x))
 
 
 def test_activations_of_single_elements_may_be_any_function():

@@ -1,0 +1,54 @@
+"""Replicas as the workers of a synchronous step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.traces import Traces
+from colonnade.run.move.reduce import star
+from colonnade.run.sync.workers import Replicas
+
+DEVICES = ("/device:CPU:0", "/device:CPU:1")
+X = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+
+def replicas(mode):
+    w = tf.Variable([1.0, 1.0], name="w")
+    settings = Settings(lambda x: tf.linalg.matvec(x, w), keras.optimizers.SGD(1.0), DEVICES, mode)
+    traces = Traces(settings)
+    workers = Replicas(settings, traces)
+    traces.prepare(Arguments((X,), {}), (2, 1), workers.refused, lambda *_: None)
+    return w, workers
+
+
+@pytest.mark.parametrize("mode", ["shared", "mirrored", "partitioned"])
+def test_they_compute_slices_and_update_every_copy(mode):
+    w, workers = replicas(mode)
+    housed, order = workers.house(), star(2)
+    workers.bind(housed)
+
+    @tf.function(autograph=False)
+    def step():
+        shares, calls = workers.compute(Arguments((X,), {}), (2, 1), housed, [None], order)
+        sums = workers.reduced([share.gradients for share in shares], order)
+        with tf.control_dependencies(calls):
+            updates = workers.updated(sums, housed, 2, order)
+        with tf.control_dependencies(updates):
+            return tf.add_n([share.loss for share in shares])
+
+    assert float(step()) == pytest.approx(np.sum(X) / 3)
+    housed.leave()
+    for (own,) in [[w], *(housed.own(i, [w]) for i in range(2))]:
+        np.testing.assert_allclose(own, 1 - np.mean(X, axis=0), rtol=1e-6)
+
+
+def test_bytes_that_a_step_moves():
+    """Two floats up from the second replica; back the parameters, or the gradient; all of it twice the same."""
+    assert replicas("shared")[1].traffic() == replicas("mirrored")[1].traffic() == 16.0
+
+
+def test_who_had_what_is_not_finite():
+    assert replicas("shared")[1].culprit(1, ["w:0"]) == "/device:CPU:1"
