@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from machines import PAIRS, machines, peers
+from topologies import PAIRS, machines, peers
 
 import colonnade as cn
 from colonnade.describe import speeds

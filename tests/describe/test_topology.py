@@ -4,7 +4,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import PAIRS, machines, peers
+from topologies import PAIRS, machines, peers
 
 import colonnade as cn
 from colonnade.describe.topology import Device, Link, Topology
