@@ -54,6 +54,12 @@ def test_import_takes_two_small_files_and_no_tensorflow():
     assert rest == [f"{name} True True" for name in ("setup", "make_parallel", "placement")]
 
 
+def test_import_does_not_load_tensorflow():
+    """Nor where it is installed."""
+    done = run([sys.executable, "-c", "import colonnade, sys; print('tensorflow' in sys.modules)"])
+    assert done.stdout.strip() == "False"
+
+
 def test_what_is_special_about_cards_stays_in_one_place():
     """Only `hardware/` and the launcher, which sets the environment, know of GPUs."""
     source = ROOT / "src" / "colonnade"

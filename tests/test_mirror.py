@@ -6,8 +6,9 @@ Rooms of `run` and packages beside it (`reason`, `show`) are folders of the test
 from fresh import ROOT
 
 SOURCE, TESTS = ROOT / "src" / "colonnade", ROOT / "tests"
+# Modules without a test file of their name, each with the reason.
 ELSEWHERE = {
-    "__main__": "one line, run by `python -m colonnade` in test_cli.py",
+    "show.gallery": "its figures are those of a whole experiment, which show/test_experiment.py runs once",
 }
 
 

@@ -84,9 +84,10 @@ def test_copies_take_the_values_of_the_originals_and_replicas_their_own():
 
 def test_a_replica_that_was_not_saved_draws_a_stream_of_its_own():
     training = Training()
-    resume(training.residence, {training.stream: [np.array([1, 2, 3])], "seen": [10]})
+    original = training.generator.state.numpy()  # replica 0 has the user's own stream
+    resume(training.residence, {training.stream: [original], "seen": [10]})
     first, second = (copy.numpy().tolist() for copy in training.state.own[training.stream])
-    assert first == [1, 2, 3]
+    assert first == original.tolist()
     assert second != first
     # What is no stream is one's own only where there are as many replicas as before.
     assert [int(copy) for copy in training.state.own["seen"]] == [3, 3]
