@@ -1,4 +1,4 @@
-"""A fit without a checkpoint: the saver that saves nothing never holds it up, and has nothing to go on from."""
+"""A fit without a checkpoint: what saves nothing never holds it up, and has nothing to go on from."""
 
 import inspect
 

@@ -57,7 +57,7 @@ class OnTheFirst:
 
 
 def training(loss, **options):
-    return cn.Trainer(loss, keras.optimizers.SGD(0.5), devices=2, sync=OnTheFirst(), **options)
+    return cn.Trainer(loss, keras.optimizers.SGD(0.5, name="sgd"), devices=2, sync=OnTheFirst(), **options)
 
 
 def test_it_trains_evaluates_and_goes_on_from_a_save(tmp_path):

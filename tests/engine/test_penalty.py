@@ -39,4 +39,7 @@ def test_the_scale_of_a_loss_is_read_when_it_is_a_variable():
     assert float(scale.at(CPU, handles)(tf.constant(2.0))) == 16.0
     optimizer.dynamic_scale.assign(4.0)
     assert float(scale.at(CPU, handles)(tf.constant(2.0))) == 8.0
-    assert float(LossScale(keras.optimizers.SGD(loss_scale_factor=3.0)).at(CPU, handles)(tf.constant(2.0))) == 6.0
+    assert (
+        float(LossScale(keras.optimizers.SGD(loss_scale_factor=3.0)).at(CPU, handles)(tf.constant(2.0)))
+        == 6.0
+    )

@@ -46,7 +46,7 @@ def test_they_compute_slices_and_update_every_copy(mode):
 
 
 def test_bytes_that_a_step_moves():
-    """Two floats up from the second replica; back the parameters, or the gradient; all of it twice the same."""
+    """Two floats up from the second replica; back the parameters, or the gradient, as many again."""
     assert replicas("shared")[1].traffic() == replicas("mirrored")[1].traffic() == 16.0
 
 

@@ -7,7 +7,6 @@ import threading
 import pytest
 from lines import X, Y, linear
 
-from colonnade.run.checkpoint.program_exit import leave
 from colonnade.run.train.signals import interruptible
 
 
