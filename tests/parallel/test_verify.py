@@ -180,3 +180,14 @@ def test_groups_of_rows():
     report = cn.verify(pairs, X, devices=4)  # slices of 3
     assert report.causes == ("groups",)
     np.testing.assert_allclose(cn.parallel(pairs, devices=2)(X[:8]), pairs(X[:8]), rtol=1e-6)
+
+
+def test_a_function_that_takes_no_batch_is_not_called_equal():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="in op MatrixInverse"):
+        cn.verify(tf.linalg.inv, tf.zeros([9, 2, 2]), devices=3)
+
+    def nine(x):
+        return tf.reshape(x, [9])
+
+    with pytest.raises(cn.InvalidArgument, match="is taken whole only"):
+        cn.verify(nine, tf.zeros([9]), devices=4)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, parameter_names, sizes
 from colonnade.run.model.training_step import TrainingStep, step_of
@@ -75,6 +75,12 @@ def verify(
     experiment = _Experiment(fn, Arguments(args, kwargs, parameter_names(fn)), chosen, join)
     with experiment.state_kept():
         rows = tuple(row for batch in experiment.batches() for row in experiment.compare(batch))
+        if not rows:
+            experiment.evaluate(experiment.one, np.arange(experiment.total))  # for its own error
+            rule = "is taken whole only, so that there is nothing to compare"
+            sizes = " or ".join(map(str, experiment.left_out))
+            fix = f"Pass an example of which the function also takes {sizes} rows"
+            raise InvalidArgument("verify()", [Problem("example", f"{experiment.total} rows", rule, fix)])
     return Report(chosen, rows, tuple(experiment.left_out))
 
 
