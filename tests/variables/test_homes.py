@@ -78,7 +78,7 @@ def test_every_replica_draws_numbers_of_its_own():
         for i, device in enumerate(DEVICES)
     ]
     assert len(set(drawn)) == 3
-    assert len(residence.streams()) == 3
+    assert [state.random for state in residence.states.values()] == [True]
 
 
 def test_a_copy_has_name_value_and_dtype():
@@ -126,7 +126,7 @@ def test_an_lstm_equals_one_device(variables):
 
 def test_a_loop_reads_from_its_own_device():
     trainer, _ = trained(3, "shared")
-    first, second, third = trainer._engine.residence._stand_ins
+    first, second, third = trainer._engine.housed._stand_ins
     # The first device has the variables themselves; the dense layer is in no loop.
     assert not first
     assert sorted(v.name for v in second.values()) == sorted(v.name for v in third.values())

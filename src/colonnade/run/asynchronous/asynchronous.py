@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import InvalidArgument, Problem, check, whole
 from colonnade.reason.staleness import ReadOrApply
 from colonnade.run.asynchronous.engine import AsynchronousEngine
-from colonnade.run.engine.protocols import Settings, whole
+from colonnade.run.engine.protocols import Settings
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ class Asynchronous:
     homes: ClassVar[tuple[str, ...]] = ("shared",)
 
     def __post_init__(self) -> None:
-        amiss = [] if self.max_staleness is None else [*whole("max_staleness", self.max_staleness, 0)]
+        amiss = (
+            []
+            if self.max_staleness is None
+            else [*whole("max_staleness", self.max_staleness, 0, like=8, numpy=True)]
+        )
         if not isinstance(self.damping, bool):
             amiss.append(Problem("damping", self.damping, "must be True or False", "Leave it out"))
         if self.order is not None and not isinstance(self.order, Iterable):

@@ -9,7 +9,6 @@ Engines whose step is a graph share one loop (see `graph_loop`); the asynchronou
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -186,9 +185,3 @@ def sync_problems(sync: Any, variables: Any, num_devices: int) -> Iterator[Probl
         rule = f"has no meaning with {type(sync).__name__}, whose variables are {' or '.join(sync.homes)}"
         yield Problem("variables", variables, rule, "Leave it out")
     yield from sync.problems(num_devices)
-
-
-def whole(name: str, value: Any, least: int) -> Iterator[Problem]:
-    """A problem, if the value is not a whole number from `least` up."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        yield Problem(name, value, f"must be a whole number from {least} up", f"Try {name}={max(least, 8)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from colonnade.errors import Problem, check
+from colonnade.errors import Problem, check, is_whole
 from colonnade.hardware import devices as hardware
 from colonnade.reason.schedule import SCHEDULES
 
@@ -41,7 +41,7 @@ def problems(
     if num_stages > num_layers:
         rule = f"is more than there are layers to deal out, {num_layers}"
         yield Problem("devices", num_stages, rule, f"Name {num_layers} or fewer")
-    whole = isinstance(micro_batches, int) and not isinstance(micro_batches, bool) and micro_batches >= 1
+    whole = is_whole(micro_batches, 1)
     if micro_batches is not None and not whole:
         rule = "must be a whole number from 1 up"
         yield Problem("micro_batches", micro_batches, rule, "Try micro_batches=8")

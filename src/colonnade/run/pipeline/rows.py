@@ -19,6 +19,7 @@ from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_pipeline
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.move.reduce import Order, add, order_for, reduce, spread
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.refusals import assigned_again, refusals, split_in_rows
@@ -219,7 +220,7 @@ class Rows:
 
     def traffic(self) -> float:
         """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
-        held = sum(p.shape.num_elements() * p.dtype.size for p in self._traces.parameters)
+        held = sum(num_bytes(p) for p in self._traces.parameters)
         return 2.0 * (len(self._rows) - 1) * held
 
 

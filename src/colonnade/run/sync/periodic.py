@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import keras
 
-from colonnade.errors import Problem, check
-from colonnade.run.engine.protocols import Settings, whole
+from colonnade.errors import Problem, check, whole
+from colonnade.run.engine.protocols import Settings
 from colonnade.run.sync.averaging import Averaged, Pulled
 from colonnade.run.sync.local import Local
 
@@ -32,7 +32,9 @@ class LocalSGD:
     homes: ClassVar[tuple[str, ...]] = ("mirrored",)
 
     def __post_init__(self) -> None:
-        check("LocalSGD()", [*whole("every", self.every, 1), *_outer_problems(self.outer)])
+        check(
+            "LocalSGD()", [*whole("every", self.every, 1, like=8, numpy=True), *_outer_problems(self.outer)]
+        )
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
@@ -64,7 +66,7 @@ class DiLoCo:
     homes: ClassVar[tuple[str, ...]] = ("mirrored",)
 
     def __post_init__(self) -> None:
-        check("DiLoCo()", whole("every", self.every, 1))
+        check("DiLoCo()", whole("every", self.every, 1, like=8, numpy=True))
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
@@ -95,7 +97,7 @@ class Elastic:
     homes: ClassVar[tuple[str, ...]] = ("mirrored",)
 
     def __post_init__(self) -> None:
-        check("Elastic()", [*whole("every", self.every, 1), *self._alpha_problems()])
+        check("Elastic()", [*whole("every", self.every, 1, like=8, numpy=True), *self._alpha_problems()])
 
     def _alpha_problems(self) -> Iterator[Problem]:
         number = isinstance(self.alpha, Real) and not isinstance(self.alpha, bool)

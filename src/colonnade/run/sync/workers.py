@@ -15,6 +15,7 @@ from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, traffic
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
@@ -180,7 +181,7 @@ class Replicas:
         """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""
         n, parameters = len(self._devices), self._traces.parameters
         up = traffic([self._traces.specs] * n, self._settings.order).total
-        held = [p.shape.num_elements() * p.dtype.size for p in parameters]
+        held = [num_bytes(p) for p in parameters]
         if self._settings.mode == "partitioned":
             away = sum(size for size, p in zip(held, parameters, strict=True) if self._owners[p.ref()] != 0)
             return float(up + away + (n - 1) * sum(held))

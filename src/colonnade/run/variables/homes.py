@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.trace.captures import Capture
 from colonnade.run.variables.aggregation import (
     Mean,
@@ -264,9 +265,7 @@ def copy_of(variable: tf.Variable, device: str) -> tf.Variable:
 def owners_of(parameters: Sequence[tf.Variable], devices: Sequence[str], by: str = "size") -> list[str]:
     """The device of each parameter where they are partitioned; parts of a variable stay at home."""
     homes = [home_of(parameter) for parameter in parameters]
-    free = [
-        p.shape.num_elements() * p.dtype.size for p, home in zip(parameters, homes, strict=True) if not home
-    ]
+    free = [num_bytes(p) for p, home in zip(parameters, homes, strict=True) if not home]
     places = iter(dealt(free, len(devices), by))
     return [home or devices[next(places)] for home in homes]
 
