@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -26,6 +26,20 @@ class Stepped(Protocol):
 
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, at this moment."""
+
+
+class _LoopState(NamedTuple):
+    """What one turn of the loop hands on to the next."""
+
+    done: Any  # steps
+    idle: Any  # steps in a row without an update
+    size: Any  # rows of the batch at hand, or END
+    same: Any  # whether it has the dims of the batches of this loop
+    batch: Any  # its components
+    losses: Any  # of all steps
+    skipped: Any  # updates that were left out
+    replicas: Any  # losses of the last step, by replica
+    metrics: Any  # of the last step
 
 
 class Loop:
@@ -63,12 +77,12 @@ class Loop:
         names: Sequence[str],
         keywords: dict[str, Any],
         limit: int | None = None,
-    ) -> "Stream":
+    ) -> "GraphStream":
         # Begins no step before it is asked to.
         return self.along(Batches(dataset, names, keywords))
 
-    def along(self, batches: Batches) -> "Stream":
-        return Stream(self, batches)
+    def along(self, batches: Batches) -> "GraphStream":
+        return GraphStream(self, batches)
 
     def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """The compiled loop for batches like this one."""
@@ -82,7 +96,7 @@ class Loop:
         return list(self._engine.told(arguments)[2])
 
     def _compile(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
-        """A function (iterator, steps, idle, size, batch) -> (steps done, next size and batch, ...).
+        """A function (iterator, steps, idle, size, batch) -> the state of the loop at its end.
 
         The batch at hand is a loop variable and the next one is fetched at the end of a turn, so the
         loop can end before a batch of other dims, or at the end of the data, and hand it back. The
@@ -97,9 +111,9 @@ class Loop:
             optional = source.get_next_as_optional()
 
             def value() -> list[Any]:
-                found = optional.get_value()
-                flat = [tf.identity(t) for t in tf.nest.flatten(found, expand_composites=True)]
-                return [rows(found), dims(tf.nest.flatten(found)), *flat]
+                batch = optional.get_value()
+                flat = [tf.identity(t) for t in tf.nest.flatten(batch, expand_composites=True)]
+                return [rows(batch), dims(tf.nest.flatten(batch)), *flat]
 
             # At the end of the data the batch does not matter.
             nothing = [tf.constant(END), tf.zeros_like(here)]
@@ -112,48 +126,52 @@ class Loop:
 
         def run(source: Any, steps: Any, idle: Any, size: Any, *batch: Any) -> Any:
             replicas, dtype, metric_types = self._engine.told(arguments)
-            like = [tf.zeros([replicas], dtype), *(tf.zeros([], kind) for kind in metric_types.values())]
-
-            def goes_on(i: Any, idle: Any, size: Any, same: Any, *rest: Any) -> Any:
-                return (i < steps) & same & (idle < MOST_SKIPPED)
-
-            def turn(i: Any, idle: Any, size: Any, same: Any, *rest: Any) -> Any:
-                current, (losses, skipped, *_) = rest[: len(components)], rest[len(components) :]
-                fixed = [
-                    tf.ensure_shape(c, known.shape) for c, known in zip(current, components, strict=True)
-                ]
-                found = self._engine.step(arguments.with_components(fixed))
-                size, same, following = fetch(source, current)
-                left_out = tf.cast(found.skipped, tf.int32)
-                idle = tf.where(left_out > 0, idle + 1, 0)
-                told = [found.replicas, *found.metrics.values()]
-                losses = losses.write(i, tf.cast(found.loss, tf.float32))
-                return (i + 1, idle, size, same, *following, losses, skipped + left_out, *told)
-
-            losses = tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[])
-            start = (tf.constant(0), idle, size, tf.constant(True), *batch, losses, tf.constant(0), *like)
-            shapes = (
-                *[tf.TensorShape([])] * 4,
-                *loose,
-                tf.TensorShape(None),
-                tf.TensorShape([]),
-                *(t.shape for t in like),
+            start = _LoopState(
+                done=tf.constant(0),
+                idle=idle,
+                size=size,
+                same=tf.constant(True),
+                batch=batch,
+                losses=tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[]),
+                skipped=tf.constant(0),
+                replicas=tf.zeros([replicas], dtype),
+                metrics=tuple(tf.zeros([], kind) for kind in metric_types.values()),
             )
+
+            def goes_on(state: _LoopState) -> Any:
+                return (state.done < steps) & state.same & (state.idle < MOST_SKIPPED)
+
+            def turn(state: _LoopState) -> tuple[_LoopState]:
+                known = [tf.ensure_shape(c, k.shape) for c, k in zip(state.batch, components, strict=True)]
+                outcome = self._engine.step(arguments.with_components(known))
+                size, same, following = fetch(source, state.batch)
+                left_out = tf.cast(outcome.skipped, tf.int32)
+                return (
+                    _LoopState(
+                        done=state.done + 1,
+                        idle=tf.where(left_out > 0, state.idle + 1, 0),
+                        size=size,
+                        same=same,
+                        batch=tuple(following),
+                        losses=state.losses.write(state.done, tf.cast(outcome.loss, tf.float32)),
+                        skipped=state.skipped + left_out,
+                        replicas=outcome.replicas,
+                        metrics=tuple(outcome.metrics.values()),
+                    ),
+                )
+
+            shapes = tf.nest.map_structure(lambda t: t.shape, start._replace(losses=tf.constant(0)))
+            shapes = shapes._replace(batch=tuple(loose), losses=tf.TensorShape(None))
             # One turn at a time: a turn reads what the update of the one before has written.
-            end = tf.while_loop(goes_on, turn, start, shape_invariants=shapes, parallel_iterations=1)
-            done, idle, size, _, *rest = end
-            following, (written, skipped, replicas, *metrics) = (
-                rest[: len(components)],
-                rest[len(components) :],
-            )
-            return done, idle, [size, *following], written.stack(), skipped, replicas, metrics
+            (end,) = tf.while_loop(goes_on, turn, (start,), shape_invariants=(shapes,), parallel_iterations=1)
+            return end._replace(losses=end.losses.stack())
 
         specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
         count = tf.TensorSpec([], tf.int32)
         return concrete(run, iterator, count, count, count, *specs)
 
 
-class Stream:
+class GraphStream:
     """Steps on batch after batch, some at a time."""
 
     resting = True  # no step is begun before it is taken
@@ -174,22 +192,21 @@ class Stream:
         compiled = self._loop.many(arguments, batches.iterator, batches.spec)
         start = time.perf_counter()
         counts = tf.constant(steps), tf.constant(self._loop.idle), tf.constant(batches.size)
-        done, idle, (size, *following), losses, skipped, replicas, metrics = compiled(
-            batches.iterator, *counts, *arguments.components()
-        )
-        batches.go_on_with(int(size), following)
+        end = compiled(batches.iterator, *counts, *arguments.components())
+        batches.go_on_with(int(end.size), end.batch)
         seconds = time.perf_counter() - start
         batches.next_pass()
+        steps_done, skipped = int(end.done), int(end.skipped)
         return Chunk(
             seconds=seconds,
-            steps=int(done),
-            examples=int(done) * rows,
-            losses=losses.numpy().tolist(),
-            metrics=dict(zip(self._loop.metric_names(arguments), map(float, metrics), strict=True)),
-            replicas=replicas.numpy().tolist(),
-            skipped=int(skipped),
-            updates=int(done) - int(skipped),
-            idle=int(idle),
+            steps=steps_done,
+            examples=steps_done * rows,
+            losses=end.losses.numpy().tolist(),
+            metrics=dict(zip(self._loop.metric_names(arguments), map(float, end.metrics), strict=True)),
+            replicas=end.replicas.numpy().tolist(),
+            skipped=skipped,
+            updates=steps_done - skipped,
+            idle=int(end.idle),
         )
 
     def settle(self) -> Chunk | None:

@@ -1,6 +1,7 @@
 """`cn.Pipeline`: a model spread over devices by its layers, called and trained in micro-batches."""
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from colonnade.run.pipeline.checks import problems, refs_of, rows_of
 from colonnade.run.pipeline.layer_costs import measured
 from colonnade.run.pipeline.layers import MISTAKES, Stage, layers_of, misfit, refused
 from colonnade.run.pipeline.tasks import Stamp
+from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete, unconverted
 from colonnade.run.trace.replica_context import TracingContext
 from colonnade.run.trace.traced import Traced, Voice
@@ -79,7 +81,7 @@ class Pipeline:
             self._settle(tuple(placement))
         elif num_layers == self.num_stages:
             self._settle(tuple(range(num_layers)))
-        self._traces: dict[Hashable, Traced] = {}
+        self._traces: dict[tuple[int, bool | None], TraceCache[Traced]] = {}
         self._compiled: dict[Hashable, Any] = {}
         with tf.device("/device:CPU:0"):
             # A line per task of the last training step: row, stage, micro-batch, backward, start, end.
@@ -249,28 +251,25 @@ class Pipeline:
     def _trace(
         self, stage: Stage, number: int, taken: Arguments, micro_batch: int, training: bool | None
     ) -> Traced:
-        traced = self._cached(stage, number, taken, training, None)
-        if not traced.repeats:
-            return traced
-        return self._cached(stage, number, taken, training, Voice(micro_batch, self.rows[0][number], True))
+        if (number, training) not in self._traces:
+            make = partial(self._traced_stage, stage, number, training)
+            self._traces[number, training] = TraceCache(make, [self.rows[0][number]])
+        return self._traces[number, training].of_micro_batch(taken, micro_batch, self.micro_batches)
 
-    def _cached(
-        self, stage: Stage, number: int, taken: Arguments, training: bool | None, voice: Voice | None
+    def _traced_stage(
+        self, stage: Stage, number: int, training: bool | None, taken: Arguments, voice: Voice | None
     ) -> Traced:
-        key = (number, taken.key(), training, voice)
-        if key not in self._traces:
+        def call(values):  # type: ignore[no-untyped-def]
+            return stage.call(values, training)
 
-            def call(values):  # type: ignore[no-untyped-def]
-                return stage.call(values, training)
-
-            try:
-                self._traces[key] = Traced(call, taken, voice)
-            except MISTAKES as error:
-                source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
-                given = [leaf.value for leaf in taken.leaves]
-                raise misfit(f"stage {number}", stage.name, source, given, error) from None
-            check("Pipeline()", self._too_heavy(stage, number, self._traces[key].variables))
-        return self._traces[key]
+        try:
+            traced = Traced(call, taken, voice)
+        except MISTAKES as error:
+            source = f"what stage {number - 1} returns" if number else "the input of the pipeline"
+            given = [leaf.value for leaf in taken.leaves]
+            raise misfit(f"stage {number}", stage.name, source, given, error) from None
+        check("Pipeline()", self._too_heavy(stage, number, traced.variables))
+        return traced
 
     def _too_heavy(self, stage: Stage, number: int, variables: Sequence[Any]) -> Iterator[Problem]:
         """A stage whose weights alone are more than a device may hold; a trainer looks at the rest too."""
