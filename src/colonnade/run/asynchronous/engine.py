@@ -95,7 +95,7 @@ class AsynchronousEngine:
         }
         if not self._slicings:  # later the user's counter is behind
             self.steps = calls.pushes.steps()
-        _, dtype, metrics = self._traces.told(batch, counts)
+        _, dtype, metrics = self._traces.outcome_spec(batch, counts)
         return Slicing(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
 
     def _counts(self, batch: Arguments) -> tuple[int, ...]:

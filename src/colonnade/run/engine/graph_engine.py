@@ -106,9 +106,9 @@ class GraphEngine:
         """Equal for batches that one graph serves."""
         return batch.key()
 
-    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+    def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such a batch: how many replicas work, the dtype of the loss, those of the metrics."""
-        return self.traces.told(batch, self.cut(batch))
+        return self.traces.outcome_spec(batch, self.cut(batch))
 
     def memory(self, batch: Arguments) -> Memory:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""

@@ -21,7 +21,7 @@ class Stepped(Protocol):
     def step(self, batch: Arguments) -> Outcome:
         """The graph of a step."""
 
-    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+    def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         """Of such a step: how many replicas work, the dtype of the loss, those of the metrics."""
 
     def key(self, batch: Arguments) -> Hashable:
@@ -93,7 +93,7 @@ class Loop:
         return self._many[key]
 
     def metric_names(self, arguments: Arguments) -> list[str]:
-        return list(self._engine.told(arguments)[2])
+        return list(self._engine.outcome_spec(arguments)[2])
 
     def _compile(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
         """A function (iterator, steps, idle, size, batch) -> the state of the loop at its end.
@@ -125,7 +125,7 @@ class Loop:
             return size, tf.reduce_all(same), following
 
         def run(source: Any, steps: Any, idle: Any, size: Any, *batch: Any) -> Any:
-            replicas, dtype, metric_types = self._engine.told(arguments)
+            replicas, dtype, metric_types = self._engine.outcome_spec(arguments)
             start = _LoopState(
                 done=tf.constant(0),
                 idle=idle,

@@ -144,7 +144,7 @@ class Traces:
             fix = "Use it for every slice, if only times zero, and freeze layers before the first step"
             yield Problem("variable", (one | other)[ref].name, rule, fix)
 
-    def told(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
+    def outcome_spec(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such slices: how many replicas work, the dtype of the loss, those of the metrics."""
         share = self.objective(slice_specs(batch, counts)[0], 0, len(counts)).structure
         return len(counts), share.loss.dtype, {name: value.dtype for name, value in share.metrics.items()}

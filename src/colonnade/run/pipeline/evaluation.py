@@ -40,7 +40,7 @@ class PipelineEvaluation(Evaluation):
 
         def sums(*components: Any) -> Any:
             parts = zip(arguments.with_components(components).parts(flat), traces, strict=True)
-            found = []
+            per_micro_batch = []
             for number, row in enumerate(split):
                 passage = Passage(pipeline.rows[number], number)
                 mine = [next(parts) for _ in row]
@@ -49,8 +49,8 @@ class PipelineEvaluation(Evaluation):
                     handles = [self._residence.bindings(i, traced.captures) for i in replicas]
                     passage.add(traced, legs[traced], part.components(), handles)
                 passage.run(forward(len(stages), len(row)))
-                found += [traced.pack(passage.leaves(i)) for i, (_, traced) in enumerate(mine)]
-            return tf.nest.map_structure(lambda *values: tf.add_n(values), *found)
+                per_micro_batch += [traced.pack(passage.leaves(i)) for i, (_, traced) in enumerate(mine)]
+            return tf.nest.map_structure(lambda *values: tf.add_n(values), *per_micro_batch)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
         return concrete(sums, *specs)

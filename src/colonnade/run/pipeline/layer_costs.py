@@ -92,8 +92,12 @@ class _Work(Traced):
                     tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in ends] or [0.0])
                 )
             self.parameters = list(tape.watched_variables())
-            found = tape.gradient(total, [*smooth, *self.parameters])
-            return {"results": results, "inputs": found[: len(smooth)], "gradients": found[len(smooth) :]}
+            gradients = tape.gradient(total, [*smooth, *self.parameters])
+            return {
+                "results": results,
+                "inputs": gradients[: len(smooth)],
+                "gradients": gradients[len(smooth) :],
+            }
 
         super().__init__(both, taken)
 

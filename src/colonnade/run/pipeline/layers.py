@@ -111,8 +111,8 @@ class Network:
         return [inputs[name] for name in names]
 
     def given(self, values: dict[Hashable, Any]) -> Any:
-        found = [values[id(t)] for t in self._outputs]
-        return keras.tree.pack_sequence_as(self._output, found)
+        results = [values[id(t)] for t in self._outputs]
+        return keras.tree.pack_sequence_as(self._output, results)
 
     def stage(self, begin: int, end: int) -> Stage:
         calls, last = self._calls[begin:end], end == len(self._calls)
@@ -125,10 +125,10 @@ class Network:
         layer = _Layers(function)
 
         def call(values, training):  # type: ignore[no-untyped-def]
-            found = layer(values, training=training)
+            results = layer(values, training=training)
             if not last:
-                refuse_masks(found, [made[key] for key in gives])
-            return found
+                refuse_masks(results, [made[key] for key in gives])
+            return results
 
         return Stage(", ".join(self.names[begin:end]), tuple(takes), tuple(gives), call)
 
@@ -142,9 +142,9 @@ def _calls_of(model: Any) -> tuple[list[_Call], Any]:
     calls: list[_Call] = []
 
     def noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        found = layer(*args, **kwargs)
-        calls.append(_Call(layer.name, _symbols((args, kwargs)), _symbols(found)))
-        return found
+        results = layer(*args, **kwargs)
+        calls.append(_Call(layer.name, _symbols((args, kwargs)), _symbols(results)))
+        return results
 
     again = keras.models.clone_model(
         model, input_tensors=model.input, clone_function=lambda layer: layer, call_function=noted
@@ -227,11 +227,11 @@ def _said(error: Exception) -> str:
     """What an error says, without the frames that AutoGraph puts before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     names = [i for i, line in enumerate(lines) if re.match(r"[A-Za-z.]*(Error|Exception): ", line)]
-    told = (
+    sentences = (
         lines[names[-1] :] if names else [f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]]
     )
     # Keras says which layer it called first, and then why that failed.
-    return " ".join(told[: 2 if "Exception encountered" in told[0] else 1]).rstrip(".")
+    return " ".join(sentences[: 2 if "Exception encountered" in sentences[0] else 1]).rstrip(".")
 
 
 def _problems(stages: Any) -> Iterator[Problem]:

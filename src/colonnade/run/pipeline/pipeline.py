@@ -127,10 +127,10 @@ class Pipeline:
         for number, stage in enumerate(self._stages):
             taken = self._entered(context, stage, number, values, origins)
             try:
-                found = stage.call(taken, training)
+                results = stage.call(taken, training)
             except MISTAKES as error:
                 self._refuse(stage, number, taken, error)
-            self._note(stage, number, found, values, origins)
+            self._note(stage, number, results, values, origins)
         return self._layers.given(values)
 
     @unconverted
@@ -167,11 +167,11 @@ class Pipeline:
         self,
         stage: Stage,
         number: int,
-        found: Sequence[Any],
+        results: Sequence[Any],
         values: dict[Hashable, Any],
         origins: dict[Any, int],
     ) -> None:
-        values.update(zip(stage.gives, found, strict=True))
+        values.update(zip(stage.gives, results, strict=True))
         origins.update(dict.fromkeys(stage.gives, number))
 
     @unconverted
@@ -244,8 +244,8 @@ class Pipeline:
         for number, (stage, device) in enumerate(zip(self._stages, row, strict=True)):
             taken = Arguments(([values[key] for key in stage.takes],), {})
             traced = self._trace(stage, number, taken, micro_batch, training)
-            found = traced.pack(traced.on(device, taken.components(), replica=micro_batch))
-            values.update(zip(stage.gives, found, strict=True))
+            results = traced.pack(traced.on(device, taken.components(), replica=micro_batch))
+            values.update(zip(stage.gives, results, strict=True))
         return self._layers.given(values)
 
     def _trace(
@@ -335,12 +335,13 @@ class Pipeline:
             with_memory=any(limit is not None for limit in limits),
         )
         rooms = rooms_of([short(d) for d in self.rows[0]], limits, self.schedule, self.micro_batches)
-        found = place(layers, rooms)
+        placement = place(layers, rooms)
         check(
-            "Pipeline()", misfits(layers, rooms, self.schedule, self.micro_batches) if found is None else ()
+            "Pipeline()",
+            misfits(layers, rooms, self.schedule, self.micro_batches) if placement is None else (),
         )
-        assert found is not None
-        self._settle(found)
+        assert placement is not None
+        self._settle(placement)
 
     def _settle(self, placement: tuple[int, ...]) -> None:
         self.placement = placement

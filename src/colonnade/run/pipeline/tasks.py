@@ -89,8 +89,8 @@ class Passage:
         for name, output in zip(part.outputs, outputs, strict=True):
             output.set_shape(micro_batch.legs.tensor(name).shape)
             micro_batch.values[name] = output
-        told = (self._row, stage, task.micro_batch, int(task.backward))
-        self.stamps.append(Stamp(told, start, end))
+        where = (self._row, stage, task.micro_batch, int(task.backward))
+        self.stamps.append(Stamp(where, start, end))
 
     def leaves(self, number: int) -> list[Any]:
         """What the trace of a micro-batch returned."""

@@ -248,14 +248,14 @@ class Local(GraphEngine):
             **{f"parameters/{name}": v for name, v in named(self.parameters).items()},
             **{f"optimizer/{name}": v for name, v in named(self.traces.slots).items()},
         }
-        found = {
+        copies = {
             name: tuple(self.housed.own(i, [variable])[0] for i in replicas)
             for name, variable in variables.items()
         }
         averaged = {s.original.ref(): s.copies for s in self.housed.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
         states = {f"states/{name}": averaged[v.ref()] for name, v in originals.items()}
-        return found | states | bases(self.housed)
+        return copies | states | bases(self.housed)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: replicas as they were, or on another number of devices from their mean."""

@@ -126,7 +126,7 @@ class Lockstep(GraphEngine):
         check("the loss function", self.workers.refused(traces))
         return self.workers.memory(batch, traces, self.cut(batch))
 
-    def told(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+    def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         share = self._traced(batch)[0].structure
         dtypes = {name: value.dtype for name, value in share.metrics.items()}
         return len(self.cut(batch)), share.loss.dtype, dtypes
