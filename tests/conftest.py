@@ -21,3 +21,16 @@ cn.setup(virtual=8)
 gc.collect()
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
+
+# A file is for one worker. These take longest, so they come first: else one worker waits for the other.
+SLOW = (
+    "test_cases.py",
+    "test_docs.py",
+    "test_saver_trouble.py",
+    "test_aggregation.py",
+    "test_gradient_sums.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))

@@ -20,7 +20,7 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages(colonnade.__path__, "colo
 
 BLOCKS = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.S)
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text())
-LONG = ("modes.md", "pipeline.md")
+LONG = ("modes.md", "pipeline.md", "width.md")
 END_OF_BLOCK = "-- end of block --"
 README = (ROOT / "README.md").read_text()
 

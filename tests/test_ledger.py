@@ -89,6 +89,7 @@ def project(tmp_path):
         "addopts = \"-q -n 2 --dist loadfile --import-mode=importlib -m 'not long'\"\n"
         'markers = ["long", "alone"]\nnorecursedirs = ["soak"]\n'
     )
+    (tmp_path / "src").mkdir()  # coverage looks there
     (tmp_path / ".gitignore").write_text("/runs/\n__pycache__/\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return tmp_path

@@ -72,3 +72,13 @@ def test_the_layer_that_does_not_fit_is_named_whatever_the_placement(placement):
             run()
         assert "stages[1]='wrong': cannot take what stages[0] returns, float32(2, 4)" in str(caught.value)
         assert "Traceback" not in str(caught.value)
+
+
+def test_rows_that_are_called_draw_numbers_of_their_own():
+    tf.random.set_seed(2)
+
+    def noisy(x):
+        return x + tf.random.uniform([1], seed=3)
+
+    pipeline = cn.Pipeline([lambda x: 2 * x, noisy], [[0, 1], [2, 3]], micro_batches=1)
+    assert len(set(pipeline(tf.ones([2, 1])).numpy().ravel().tolist())) == 2

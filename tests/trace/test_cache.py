@@ -51,9 +51,9 @@ def test_another_version_has_traces_of_its_own():
     assert len(made) == 2
 
 
-def test_all_can_be_made_again():
+def test_all_can_be_forgotten():
     traces, made = cache(lambda x: 2 * x)
     first = traces.get(rows(3))
-    traces.renew()
+    traces.forget()
     assert traces.get(rows(3)) is not first
     assert len(made) == 2

@@ -78,7 +78,7 @@ def assigned():
     return alone(assigning, penalty=penalty_of)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [3, *long(1)])
 @pytest.mark.parametrize("variables", MODES)
 def test_what_is_trained_takes_the_assignment_and_then_the_update(variables, devices, assigned):
     found = together(assigning, penalty=penalty_of, variables=variables, devices=devices)
@@ -101,7 +101,7 @@ def test_local_replicas_assign_to_their_own():
     assert_same(together(assigning, even, plain, sync=cn.LocalSGD(1), devices=3), expected)
 
 
-@pytest.mark.parametrize("rows", [[[0, 1]], [[0, 1], [2, 3]]])
+@pytest.mark.parametrize("rows", [[[0, 1], [2, 3]], *long([[0, 1]])])
 def test_a_pipeline_of_whole_batches_assigns_once(rows, assigned):
     model = assigning()
     pipeline = cn.Pipeline(model, rows, micro_batches=1, placement=[0, 1])

@@ -1,6 +1,7 @@
 """The loss with its gradient, the penalty and the optimizer's update, each traced once."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -40,9 +41,11 @@ class Traces:
     def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
         self.optimizer = settings.optimizer
         self._settings, self._timed, self._examined = settings, timed, examined
-        self._objectives: TraceCache[Objective] = TraceCache(self._traced, settings.devices)
+        self._objectives: TraceCache[Objective] = TraceCache(self._of_replicas, settings.devices)
         # Whole batches, to look at; no replica runs them.
         self._of_one: TraceCache[Objective] = TraceCache(self._traced)
+        # What was traced before the optimizer had its variables.
+        self._unscaled: list[tuple[Arguments, Voice | None]] = []
         self._updates: dict[Hashable, Update] = {}
         self._fitting: dict[Hashable, int] = {}  # by the kind of a batch, the largest seen to fit memory
         self.penalty: Penalty | None = None
@@ -62,12 +65,15 @@ class Traces:
         traces = [self.objective(part, i, len(counts)) for i, part in enumerate(slice_specs(batch, counts))]
         check("the loss function", refused(traces))
         if limited(self._settings.devices):
-            self.check_memory(batch, max(counts), lambda: self.estimated(batch, counts, refused, estimate))
+            memory = partial(self.estimated, batch, counts, refused, estimate)
+            self.check_memory(batch, max(counts), len(counts), memory)
         self.build()
 
-    def check_memory(self, batch: Arguments, largest: int, memory: Callable[[], Memory]) -> None:
+    def check_memory(
+        self, batch: Arguments, largest: int, num_slices: int, memory: Callable[[], Memory]
+    ) -> None:
         """Refuse what does not fit; a batch that is no larger than one that fits is not looked at again."""
-        kind = batch.resized(1).key()
+        kind = (batch.resized(1).key(), num_slices)
         if largest > self._fitting.get(kind, 0):
             check("this training", misfits(memory()))
             self._fitting[kind] = largest
@@ -97,7 +103,10 @@ class Traces:
             self.optimizer.build(as_keras(parameters))
             if self._has_own_scale:
                 # The scale is a variable, which is there only now; the traces hold its first value.
-                self._objectives.renew()
+                self._objectives.forget()
+                for part, voice in self._unscaled:
+                    self._objectives.get(part, voice)
+        self._unscaled = []
         if self.penalty is not None:
             self._loss_scale = LossScale(self.optimizer)
         self.parameters = parameters
@@ -120,6 +129,11 @@ class Traces:
         """The trace of a whole batch, as one device makes it."""
         (part,) = slice_specs(batch, [batch.size("the batch") or 0])
         return (self._objectives if part in self._objectives else self._of_one).get(part)
+
+    def _of_replicas(self, part: Arguments, voice: Voice | None) -> Objective:
+        if self._has_own_scale and not self.optimizer.built:
+            self._unscaled.append((part, voice))
+        return self._traced(part, voice)
 
     def _traced(self, part: Arguments, voice: Voice | None) -> Objective:
         traced = Objective(

@@ -133,9 +133,11 @@ class Parallel:
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Traced:
         """One trace for all replicas whose slices have the same shape, or one each where it must be."""
-        if num_replicas > 1:
-            check(self._where, refusals(self._traces.get(part)))
-        return self._traces.of_replica(part, replica, num_replicas)
+        common = self._traces.get(part)
+        if num_replicas == 1:
+            return common
+        check(self._where, refusals(common))
+        return self._traces.voiced(common, part, replica)
 
     def _traced(self, part: Arguments, voice: Voice | None) -> Traced:
         # A tf.function would keep the numbers and the words of the replica that it was traced for first.

@@ -254,7 +254,8 @@ class Pipeline:
         if (number, training) not in self._traces:
             make = partial(self._traced_stage, stage, number, training)
             self._traces[number, training] = TraceCache(make, [self.rows[0][number]])
-        return self._traces[number, training].of_micro_batch(taken, micro_batch, self.micro_batches)
+        total = self.micro_batches * len(self.rows)
+        return self._traces[number, training].of_micro_batch(taken, micro_batch, total)
 
     def _traced_stage(
         self, stage: Stage, number: int, training: bool | None, taken: Arguments, voice: Voice | None

@@ -66,7 +66,7 @@ class Rows:
 
     @property
     def every_device(self) -> tuple[str, ...]:
-        return (*self._pipeline.devices, *homes_of(self._legs))
+        return (*self._pipeline.devices, *homes_of(self._traces.objectives))
 
     def slices(self, counts: Sequence[int]) -> Sequence[int]:
         """Those of the micro-batches."""

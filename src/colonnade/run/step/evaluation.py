@@ -29,8 +29,8 @@ class Score(Traced):
             weight = tf.constant(float(rows)) if share.weight is None else share.weight
             return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
 
-        args, kwargs, keras_variable, _ = super()._begin(arguments, components)
-        return args, kwargs, keras_variable, self._ours(sums)
+        args, kwargs, context, _ = super()._begin(arguments, components)
+        return args, kwargs, context, self._ours(sums)
 
 
 class Evaluation:

@@ -1,6 +1,6 @@
 """`cn.Synchronous`, the default: at every step all replicas compute, gradients are averaged, one update."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -97,14 +97,22 @@ class Lockstep(GraphEngine):
             self.housed.bindings(0, self.traces.penalty.captures)
 
     def prepare(self, batch: Arguments) -> None:
-        check("the loss function", self.workers.refused(self._traced(batch)))
-        self._how(batch)
+        self._check(batch)
         if limited(self.workers.every_device):
-            self.traces.check_memory(batch, max(self.cut(batch)), lambda: self.memory(batch))
+            counts = self.cut(batch)
+            self.traces.check_memory(batch, max(counts), len(counts), lambda: self.memory(batch))
         self.traces.build()
         if self._housed is None:
             self._housed = self.house()
         self.bind()
+
+    def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
+        return self.workers.refused(traces)
+
+    def _check(self, batch: Arguments) -> None:
+        """Refuse what cannot be trained this way."""
+        check("the loss function", self.refused(self._traced(batch)))
+        self._how(batch)
 
     def _traced(self, batch: Arguments) -> list[Objective]:
         """A trace for each slice."""
@@ -122,9 +130,8 @@ class Lockstep(GraphEngine):
         return self._recipes[key]
 
     def memory(self, batch: Arguments) -> Memory:
-        traces = self._traced(batch)
-        check("the loss function", self.workers.refused(traces))
-        return self.workers.memory(batch, traces, self.cut(batch))
+        self._check(batch)
+        return self.workers.memory(batch, self._traced(batch), self.cut(batch))
 
     def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         share = self._traced(batch)[0].structure
@@ -135,14 +142,15 @@ class Lockstep(GraphEngine):
         counts = self.cut(batch)
         total = sum(counts)
         order = self.settings.order if len(counts) == len(self.devices) else star(len(counts))
-        shares, calls = self.workers.compute(batch, counts, self.housed, self._how(batch), order)
+        how = self._how(batch)
+        shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
         loss, metrics, weight = _summed(shares)
         rows = [share.gradients for share in shares]
         at_once = self.workers.sums_itself(rows) if self.plain_sum and weight is None else None
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows)
         else:
-            gradients = self.gradient(shares, weight, self._how(batch), order)
+            gradients = self.gradient(shares, weight, how, order)
             gradients, loss, penalty = self.traces.with_penalty(
                 gradients, loss, self.devices[0], partial(self.housed.bindings_after, calls)
             )

@@ -101,10 +101,10 @@ class Replicas:
 
     def house(self) -> Homes:
         mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
+        update = self._traces.update(self._traces.specs)  # in eager code, where its errors are told
         housed = Homes(mode, self._devices, parameters, slots)
         if mode == "partitioned":
             places = owners_of(parameters, self._devices, self._settings.dealt)
-            update = self._traces.update(self._traces.specs)
             self._owners = update.owners([self.every_device.index(place) for place in places])
             housed.deal({slot.ref(): 0 for slot in slots} | self._owners, self.every_device)
         return housed

@@ -26,7 +26,6 @@ class TraceCache(Generic[T]):
     ) -> None:
         self._make, self._devices, self._version = make, tuple(devices), version
         self._traces: dict[Hashable, T] = {}
-        self._asked: dict[Hashable, tuple[Arguments, Voice | None]] = {}  # what each was made for
 
     def __iter__(self) -> Iterator[T]:
         return iter(list(self._traces.values()))
@@ -42,13 +41,17 @@ class TraceCache(Generic[T]):
             return self._traces[key]
         traced = self._make(part, voice)
         if traced.portable:
-            self._traces[key], self._asked[key] = traced, (part, voice)
+            self._traces[key] = traced
         return traced
 
     def of_replica(self, part: Arguments, replica: int, num_replicas: int) -> T:
         """One trace for all slices of one shape; one each where replicas speak or draw seeded numbers."""
         common = self.get(part)
-        voice = None if num_replicas == 1 else common.voice(replica, self._devices[replica])
+        return common if num_replicas == 1 else self.voiced(common, part, replica)
+
+    def voiced(self, common: T, part: Arguments, replica: int) -> T:
+        """What a replica runs where there are several, given what all could run."""
+        voice = common.voice(replica, self._devices[replica])
         return common if voice is None else self.get(part, voice)
 
     def of_micro_batch(self, part: Arguments, number: int, num_micro_batches: int) -> T:
@@ -58,6 +61,6 @@ class TraceCache(Generic[T]):
             return common
         return self.get(part, Voice(number, self._devices[0], True))
 
-    def renew(self) -> None:
-        """Trace again whatever was traced, for the same arguments."""
-        self._traces = {key: self._make(*asked) for key, asked in self._asked.items()}
+    def forget(self) -> None:
+        """Trace anew whatever is asked for from now on."""
+        self._traces = {}
