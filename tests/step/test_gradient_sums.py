@@ -186,6 +186,7 @@ def by_size(*sparse, rows):
     [
         *long(("shared", (4,), "ids"), ("mirrored", (3,), "ids"), ("mirrored", (4, 11), "fixed")),
         ("partitioned", (4,), "ids"),
+        ("shared", (3, 4), "ids"),  # of one kind on all slices, of another on one device
         ("mirrored", (3, 11), "fixed"),
         *long(("shared", (3, 4), "fixed"), ("partitioned", (11,), "fixed")),
     ],
@@ -206,7 +207,7 @@ def test_sparse_for_some_sizes_and_dense_on_one_device_or_of_fixed_rows(home, sp
     np.testing.assert_allclose(table.numpy(), expected.numpy(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("sparse", [{3, 11}, *long({4, 11})])
+@pytest.mark.parametrize("sparse", [{3, 11}, {11}, *long({4, 11})])
 def test_dense_for_some_sizes_and_rows_of_examples_on_one_device_is_refused(sparse):
     """An optimizer takes every row by itself, and a dense gradient has only their sum."""
     loss, table = by_size(*sparse, rows="ids")

@@ -147,7 +147,7 @@ def test_legacy_random_ops_do_not_repeat_on_the_replicas(tmp_path):
     tf.random.set_seed(1)
     w = tf.Variable(0.0)
     trainer = cn.Trainer(
-        lambda x: (w * x + tf.random.uniform([4]), {"noise": tf.random.uniform([4])}),
+        lambda x: (w * x + tf.random.uniform(tf.shape(x)), {"noise": tf.random.uniform(tf.shape(x))}),
         keras.optimizers.SGD(0.1),
         devices=2,
     )

@@ -23,20 +23,21 @@ def recipes(
     Args:
         traces: one for each slice.
         counts: the sizes of the slices.
-        whole: traces the whole batch, as one device does it; not called where it is not needed.
+        whole: traces the whole batch, as one device does it; not called where there is one slice.
     """
     chosen: list[Recipe] = []
     problems: list[Problem] = []
-    alike = len(set(counts)) == 1
+    if len(traces) == 1:
+        return [None] * len(traces[0].parameters), problems
+    # What is traced may depend on the size of a batch, also where it does not on those of its slices.
+    one_device = whole()
     for i, parameter in enumerate(traces[0].parameters):
-        forms = [traced.forms[i] for traced in traces if traced.forms[i] is not None]
-        if len(traces) == 1 or _plain(forms):
+        forms = [t.forms[i] for t in (*traces, one_device) if t.forms[i] is not None]
+        if _plain(forms):
             chosen.append(None)
             continue
-        differ = len({_kinds(form) for form in forms}) > 1
-        known = [*forms, whole().forms[i]] if alike or differ else forms
-        problems += _problems(parameter.name, known, counts)
-        chosen.append(_recipe(known))
+        problems += _problems(parameter.name, forms, counts)
+        chosen.append(_recipe(forms))
     return chosen, problems
 
 
