@@ -22,13 +22,6 @@ def test_a_record_does_not_change_with_later_steps():
     assert record.staleness == {0: 1}
 
 
-def test_the_steps_before_a_bad_one_count():
-    counts = Counts(SimpleNamespace(rows=4, idle=0))
-    counts.add(10, 40, 0.5, {}, 0, {})
-    counts.stop_at(cn.NotFinite("bad", step=14))
-    assert (counts.step, counts.examples) == (13, 52)
-
-
 def test_a_saved_step_replaces_the_counts():
     counts = Counts(SimpleNamespace(rows=4, idle=0))
     counts.add(1, 4, 0.5, {}, 0, {0: 1})

@@ -126,9 +126,13 @@ class Batches:
             self.note(self._taken)
         return taken
 
-    def go_on_with(self, size: int, batch: list[Any]) -> None:
+    def go_on_with(self, size: int, batch: Sequence[Any]) -> None:
         """Put a batch that was fetched elsewhere at hand."""
-        self.size, self._batch = size, batch
+        self.size, self._batch = size, list(batch)
+
+    def fail(self, error: tf.errors.OpError) -> None:
+        """Be told that the next batch could not be fetched elsewhere: there is none at hand."""
+        self._failed = error
 
     def note(self, taken: int) -> None:
         """Be told how many batches were taken in all; steps that fetch by themselves do not count here."""

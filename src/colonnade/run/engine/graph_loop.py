@@ -9,6 +9,7 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import END, Batches, dims, rows
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
+from colonnade.run.engine.reached import Reached, collected
 from colonnade.run.trace.concrete import concrete
 
 
@@ -36,10 +37,6 @@ class _LoopState(NamedTuple):
     size: Any  # rows of the batch at hand, or END
     same: Any  # whether it has the dims of the batches of this loop
     batch: Any  # its components
-    losses: Any  # of all steps
-    skipped: Any  # updates that were left out
-    replicas: Any  # losses of the last step, by replica
-    metrics: Any  # of the last step
 
 
 class Loop:
@@ -53,7 +50,7 @@ class Loop:
     def __init__(self, engine: Stepped, then: Then) -> None:
         self._engine, self._then = engine, then
         self._single: dict[Hashable, Any] = {}
-        self._many: dict[Hashable, Any] = {}
+        self._many: dict[Hashable, tuple[Any, Reached]] = {}
         self.rows = 0  # of the batch at hand
         self.idle = 0  # steps in a row without an update; the trainer counts them
 
@@ -84,24 +81,26 @@ class Loop:
     def along(self, batches: Batches) -> "GraphStream":
         return GraphStream(self, batches)
 
-    def many(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
-        """The compiled loop for batches like this one."""
+    def many(self, arguments: Arguments, iterator: Any, spec: Any) -> tuple[Any, Reached]:
+        """The compiled loop for batches like this one, and where it keeps what it has reached."""
         key = (self._engine.key(arguments), str(spec))
         if key not in self._many:
             self._engine.prepare(arguments)
-            self._many[key] = self._compile(arguments, iterator, spec)
+            replicas, _, metrics = self._engine.outcome_spec(arguments)
+            reached = Reached(replicas, list(metrics))
+            self._many[key] = self._compile(arguments, iterator, reached), reached
         return self._many[key]
 
-    def metric_names(self, arguments: Arguments) -> list[str]:
-        return list(self._engine.outcome_spec(arguments)[2])
-
-    def _compile(self, arguments: Arguments, iterator: Any, spec: Any) -> Any:
+    def _compile(self, arguments: Arguments, iterator: Any, reached: Reached) -> Any:
         """A function (iterator, steps, idle, size, batch) -> the state of the loop at its end.
 
         The batch at hand is a loop variable and the next one is fetched at the end of a turn, so the
         loop can end before a batch of other dims, or at the end of the data, and hand it back. The
         dims are looked at where a batch is fetched, before it is a loop variable: of those, TensorFlow's
         optimiser takes the shape of the first turn for that of all turns.
+
+        It is fetched behind the whole step: data that fail would end a step halfway, with some of its
+        variables written.
         """
         components = _known(arguments)
         loose = [tf.TensorShape([None] * c.shape.rank) for c in components]
@@ -125,46 +124,26 @@ class Loop:
             return size, tf.reduce_all(same), following
 
         def run(source: Any, steps: Any, idle: Any, size: Any, *batch: Any) -> Any:
-            replicas, dtype, metric_types = self._engine.outcome_spec(arguments)
-            start = _LoopState(
-                done=tf.constant(0),
-                idle=idle,
-                size=size,
-                same=tf.constant(True),
-                batch=batch,
-                losses=tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[]),
-                skipped=tf.constant(0),
-                replicas=tf.zeros([replicas], dtype),
-                metrics=tuple(tf.zeros([], kind) for kind in metric_types.values()),
-            )
+            start = _LoopState(tf.constant(0), idle, size, tf.constant(True), batch)
 
             def goes_on(state: _LoopState) -> Any:
                 return (state.done < steps) & state.same & (state.idle < MOST_SKIPPED)
 
             def turn(state: _LoopState) -> tuple[_LoopState]:
                 known = [tf.ensure_shape(c, k.shape) for c, k in zip(state.batch, components, strict=True)]
-                outcome = self._engine.step(arguments.with_components(known))
-                size, same, following = fetch(source, state.batch)
-                left_out = tf.cast(outcome.skipped, tf.int32)
-                return (
-                    _LoopState(
-                        done=state.done + 1,
-                        idle=tf.where(left_out > 0, state.idle + 1, 0),
-                        size=size,
-                        same=same,
-                        batch=tuple(following),
-                        losses=state.losses.write(state.done, tf.cast(outcome.loss, tf.float32)),
-                        skipped=state.skipped + left_out,
-                        replicas=outcome.replicas,
-                        metrics=tuple(outcome.metrics.values()),
-                    ),
-                )
+                with collected() as effects:
+                    outcome = self._engine.step(arguments.with_components(known))
+                with tf.control_dependencies([tf.group(*effects)]):
+                    done, idle = reached.note(state.done, outcome)
+                with tf.control_dependencies([done]):
+                    size, same, following = fetch(source, state.batch)
+                size = reached.note_fetched(size)
+                return (_LoopState(done, idle, size, same, tuple(following)),)
 
-            shapes = tf.nest.map_structure(lambda t: t.shape, start._replace(losses=tf.constant(0)))
-            shapes = shapes._replace(batch=tuple(loose), losses=tf.TensorShape(None))
+            shapes = tf.nest.map_structure(lambda t: t.shape, start)._replace(batch=tuple(loose))
             # One turn at a time: a turn reads what the update of the one before has written.
             (end,) = tf.while_loop(goes_on, turn, (start,), shape_invariants=(shapes,), parallel_iterations=1)
-            return end._replace(losses=end.losses.stack())
+            return end
 
         specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
         count = tf.TensorSpec([], tf.int32)
@@ -174,42 +153,46 @@ class Loop:
 class GraphStream:
     """Steps on batch after batch, some at a time."""
 
-    resting = True  # no step is begun before it is taken
-
     def __init__(self, loop: Loop, batches: Batches) -> None:
         self._loop, self._batches = loop, batches
+        self._failed: tf.errors.OpError | None = None
+        self.resting = True  # no step is begun before it is taken, but one may have failed halfway
 
     def hold(self, steps: int) -> None:
         pass
 
     def take(self, steps: int) -> Chunk | None:
-        """Up to so many steps: fewer where the dims of the batch change; None at the end of the data."""
+        """Up to so many steps: fewer where the dims of the batch change; None at the end of the data.
+
+        Where a step or the data fail, it is fewer too, and the next call raises.
+        """
+        if self._failed is not None:
+            raise self._failed
         batches = self._batches
         arguments = batches.at_hand()
         if arguments is None:
             return None
         rows = self._loop.rows = arguments.size("fit()") or 0
-        compiled = self._loop.many(arguments, batches.iterator, batches.spec)
+        compiled, reached = self._loop.many(arguments, batches.iterator, batches.spec)
+        reached.begin(steps, self._loop.idle)
         start = time.perf_counter()
         counts = tf.constant(steps), tf.constant(self._loop.idle), tf.constant(batches.size)
-        end = compiled(batches.iterator, *counts, *arguments.components())
-        batches.go_on_with(int(end.size), end.batch)
+        try:
+            end = compiled(batches.iterator, *counts, *arguments.components())
+            batches.go_on_with(int(end.size), end.batch)
+        except tf.errors.OpError as error:
+            if not reached.steps:
+                raise
+            self._failed, self.resting = error, reached.resting
+            batches.fail(error)
         seconds = time.perf_counter() - start
-        batches.next_pass()
-        steps_done, skipped = int(end.done), int(end.skipped)
-        return Chunk(
-            seconds=seconds,
-            steps=steps_done,
-            examples=steps_done * rows,
-            losses=end.losses.numpy().tolist(),
-            metrics=dict(zip(self._loop.metric_names(arguments), map(float, end.metrics), strict=True)),
-            replicas=end.replicas.numpy().tolist(),
-            skipped=skipped,
-            updates=steps_done - skipped,
-            idle=int(end.idle),
-        )
+        if self._failed is None:
+            batches.next_pass()
+        return reached.chunk(rows, seconds)
 
     def settle(self) -> Chunk | None:
+        if self._failed is not None and not self.resting:  # nothing can be made of half a step
+            raise self._failed
         return None
 
     def close(self) -> None:

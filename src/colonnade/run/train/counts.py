@@ -43,12 +43,6 @@ class Counts:
         self.staleness = Counter({int(age): count for age, count in saved.staleness.items()})
         return self._record(saved.loss, saved.metrics)
 
-    def stop_at(self, bad: NotFinite) -> None:
-        """A step failed: those before it were made in the same call, and count."""
-        done = bad.step - 1 - self.step
-        self.step += done
-        self.examples += done * self._loop.rows
-
     def note_idle(self, steps: int) -> None:
         """So many steps in a row made no update: too many end the training."""
         self._loop.idle = steps

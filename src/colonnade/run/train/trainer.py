@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import NotFinite, check
+from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
@@ -278,9 +278,6 @@ class Trainer:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            explained = self._engine.explained(error)
-            if isinstance(explained, NotFinite):
-                self._counts.stop_at(explained)
-            raise explained from None
+            raise self._engine.explained(error) from None
         finally:
             self._engine.leave()

@@ -1,0 +1,95 @@
+"""What the steps of one call into the graph have reached, kept where a failure does not take it away.
+
+A call that fails gives nothing back. But the steps before the failure were made, their updates are in the
+variables, and so they count.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.engine.protocols import Chunk, Outcome
+
+READS = ("ReadVariableOp", "VarHandleOp")
+
+
+class Reached:
+    """Variables that a loop of steps writes to at every turn.
+
+    Args:
+        replicas: how many work.
+        metrics: their names.
+    """
+
+    def __init__(self, replicas: int, metrics: Sequence[str]) -> None:
+        self._names = list(metrics)
+        with tf.device("/device:CPU:0"):
+            self._steps, self._skipped, self._idle, self._fetched = (
+                tf.Variable(0, trainable=False, name=name) for name in ("steps", "skipped", "idle", "fetched")
+            )
+            self._losses = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name="losses")
+            self._replicas = tf.Variable(tf.zeros([replicas], tf.float64), trainable=False, name="replicas")
+            self._metrics = tf.Variable(tf.zeros([len(metrics)], tf.float64), trainable=False, name="metrics")
+
+    def begin(self, steps: int, idle: int) -> None:
+        """Before a call of at most so many steps."""
+        for variable, value in ((self._steps, 0), (self._skipped, 0), (self._idle, idle), (self._fetched, 0)):
+            variable.assign(value)
+        self._losses.assign(tf.zeros([steps]))
+
+    def note(self, number: Any, outcome: Outcome) -> tuple[Any, Any]:
+        """In the graph, behind all that the step does: how many steps were made, how many in a row idle."""
+        loss = tf.cast(outcome.loss, tf.float32)
+        self._losses.scatter_update(tf.IndexedSlices(loss, number))
+        self._replicas.assign(tf.cast(outcome.replicas, tf.float64))
+        if self._names:
+            self._metrics.assign(tf.stack([tf.cast(m, tf.float64) for m in outcome.metrics.values()]))
+        skipped = tf.cast(outcome.skipped, tf.int32)
+        self._skipped.assign_add(skipped)
+        idle = self._idle.assign(tf.where(skipped > 0, self._idle + 1, 0), read_value=True)
+        return self._steps.assign_add(1, read_value=True), idle
+
+    def note_fetched(self, size: Any) -> Any:
+        """In the graph, behind the fetch of the next batch: its size."""
+        with tf.control_dependencies([size]):
+            counted = self._fetched.assign_add(1, read_value=False)
+        with tf.control_dependencies([counted]):
+            return tf.identity(size)
+
+    @property
+    def steps(self) -> int:
+        """How many were made, from the first to the last of what they do."""
+        return int(self._steps)
+
+    @property
+    def resting(self) -> bool:
+        """After a failure: whether it was the data that failed, between two steps."""
+        return self.steps > int(self._fetched)
+
+    def chunk(self, rows: int, seconds: float) -> Chunk:
+        """The steps that were made, of batches of so many rows."""
+        steps, skipped = self.steps, int(self._skipped)
+        return Chunk(
+            seconds=seconds,
+            steps=steps,
+            examples=steps * rows,
+            losses=self._losses.numpy()[:steps].tolist(),
+            metrics=dict(zip(self._names, self._metrics.numpy().tolist(), strict=True)),
+            replicas=self._replicas.numpy().tolist(),
+            skipped=skipped,
+            updates=steps - skipped,
+            idle=int(self._idle),
+        )
+
+
+@contextmanager
+def collected() -> Iterator[list[tf.Operation]]:
+    """Collects what is written and called while a part of a graph is built."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    effects: list[tf.Operation] = []
+    yield effects
+    built = graph.get_operations()[before:]
+    effects += [op for op in built if op.op_def.is_stateful and op.type not in READS]
