@@ -12,7 +12,7 @@ from colonnade.run.checkpoint.directory import Archive
 from colonnade.run.checkpoint.lock import LOCK, owned
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.tensor_files import read
-from colonnade.run.checkpoint.writer import Writer
+from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
 
 DATA = {"kind": "exact", "spec": "x", "cardinality": 1, "epochs": 1, "passes": 1, "before": []}
 
@@ -50,9 +50,8 @@ def writer(archive):
 
 
 def begin(writer, step, described=None):
-    writer.begin(
-        step, described or (lambda: manifest(step)), {"w": tf.constant(step)}, {"size": tf.constant(1)}
-    )
+    values, position = {"w": tf.constant(step)}, {"size": tf.constant(1)}
+    writer.begin(UnwrittenStep(step, described or (lambda: manifest(step)), values, position))
 
 
 def test_steps_are_on_disk_after_waiting_and_the_newest_are_kept(writer, archive):

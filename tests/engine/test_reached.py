@@ -9,6 +9,7 @@ from lines import X, Y, linear
 from test_delays import slowed
 
 import colonnade as cn
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import Settings
 
 GOOD = 7  # batches before the data fail
@@ -104,7 +105,7 @@ def test_only_a_failed_step_leaves_something_under_way(culprit):
         cn.Synchronous()
         .engine(settings)
         .loop(lambda outcome, batch: outcome.loss)
-        .stream(failing(9 if culprit == "step" else 4, rows=4).map(lambda x: (x,)), ["x"], {})
+        .stream(FitData(failing(9 if culprit == "step" else 4, rows=4).map(lambda x: (x,)), ["x"], {}))
     )
     chunk = stream.take(9)
     assert (chunk.steps, chunk.examples, chunk.updates, float(w)) == (4, 16, 4, 4.0)

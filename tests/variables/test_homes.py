@@ -18,67 +18,67 @@ def variables():
 
 
 def settled(mode):
-    """A residence of a parameter and a counter, and the trace that uses them."""
+    """Homes of a parameter and a counter, and the trace that uses them."""
     w, count = variables()
     traced = trace(lambda x: tf.reduce_sum(w) * x + count.assign_add([1.0]), tf.TensorSpec([1]))
-    residence = Homes(mode, DEVICES, [w], [])
+    housed = Homes(mode, DEVICES, [w], [])
     if mode == "partitioned":
-        residence.deal({w.ref(): 2}, DEVICES)
-    return w, count, traced, residence
+        housed.deal({w.ref(): 2}, DEVICES)
+    return w, count, traced, housed
 
 
 @pytest.mark.parametrize(
     ("mode", "homes"), [("shared", [0, 0, 0]), ("mirrored", [0, 1, 2]), ("partitioned", [2, 2, 2])]
 )
 def test_where_replicas_have_a_parameter(mode, homes):
-    w, _, _, residence = settled(mode)
-    assert [residence.own(i, [w])[0].device[-5:] for i in range(3)] == [f"CPU:{home}" for home in homes]
-    residence.enter()
-    assert [residence.own(i, [w])[0].numpy().tolist() for i in range(3)] == [[1.0, 2.0]] * 3
+    w, _, _, housed = settled(mode)
+    assert [housed.own(i, [w])[0].device[-5:] for i in range(3)] == [f"CPU:{home}" for home in homes]
+    housed.enter()
+    assert [housed.own(i, [w])[0].numpy().tolist() for i in range(3)] == [[1.0, 2.0]] * 3
 
 
 @pytest.mark.parametrize("mode", ["shared", "mirrored", "partitioned"])
 def test_replicas_read_the_parameters_and_count_apart(mode):
-    w, count, traced, residence = settled(mode)
-    called = [residence.bindings(i, traced.captures) for i in range(3)]
-    residence.enter()
+    w, count, traced, housed = settled(mode)
+    called = [housed.bindings(i, traced.captures) for i in range(3)]
+    housed.enter()
     x = tf.constant([10.0])
     results = [traced.on(d, [x], b)[0] for d, b in zip(DEVICES, called, strict=True)]
     assert [float(result[0]) for result in results] == [31.0] * 3
     assert count.numpy().tolist() == [0.0]  # the user's own takes the mean when the step is settled
-    residence.settle_states(mean_of_first(3))
+    housed.settle_states(mean_of_first(3))
     assert count.numpy().tolist() == [1.0]
     assert w.numpy().tolist() == [1.0, 2.0]
 
 
 def test_handles_differ_so_that_replicas_do_not_wait_for_each_other():
-    w, _, traced, residence = settled("shared")
-    handles = [residence.bindings(i, traced.captures)[w.ref()] for i in range(3)]
+    w, _, traced, housed = settled("shared")
+    handles = [housed.bindings(i, traced.captures)[w.ref()] for i in range(3)]
     assert len({id(handle) for handle in handles}) == 3
-    again = residence.bindings(1, traced.captures)[w.ref()]
+    again = housed.bindings(1, traced.captures)[w.ref()]
     assert again is handles[1]
 
 
 def test_what_partitioned_copies_hold_goes_back_to_the_user():
-    w, _, _, residence = settled("partitioned")
-    residence.enter()
-    residence.current(w).assign([5.0, 6.0])
+    w, _, _, housed = settled("partitioned")
+    housed.enter()
+    housed.current(w).assign([5.0, 6.0])
     assert w.numpy().tolist() == [1.0, 2.0]
-    residence.leave()
+    housed.leave()
     assert w.numpy().tolist() == [5.0, 6.0]
-    assert residence.where()["w:0"].endswith("CPU:2")
+    assert housed.where()["w:0"].endswith("CPU:2")
 
 
 def test_every_replica_draws_numbers_of_its_own():
     generator = tf.random.Generator.from_seed(3)
     traced = trace(lambda x: x + generator.uniform([2]), tf.TensorSpec([2]))
-    residence = Homes("shared", DEVICES, [], [])
+    housed = Homes("shared", DEVICES, [], [])
     drawn = [
-        traced.on(device, [tf.zeros(2)], residence.bindings(i, traced.captures))[0].numpy().tobytes()
+        traced.on(device, [tf.zeros(2)], housed.bindings(i, traced.captures))[0].numpy().tobytes()
         for i, device in enumerate(DEVICES)
     ]
     assert len(set(drawn)) == 3
-    assert [state.random for state in residence.states.values()] == [True]
+    assert [state.random for state in housed.states.values()] == [True]
 
 
 def test_a_copy_has_name_value_and_dtype():

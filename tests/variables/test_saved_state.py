@@ -22,11 +22,11 @@ class Training:
         self.generator = tf.random.Generator.from_seed(5)
         self.updates = tf.Variable(0, dtype=tf.int64)
         traced = trace(self.loss, tf.TensorSpec([]))
-        self.residence = Homes(mode, DEVICES[:num_devices], [self.w], [])
+        self.housed = Homes(mode, DEVICES[:num_devices], [self.w], [])
         if mode == "partitioned":
-            self.residence.deal({self.w.ref(): 1}, DEVICES)
+            self.housed.deal({self.w.ref(): 1}, DEVICES)
         for replica in range(num_devices):
-            self.residence.bindings(replica, traced.captures)
+            self.housed.bindings(replica, traced.captures)
 
     def loss(self, x):
         self.moving.assign_add(1.0)
@@ -35,7 +35,7 @@ class Training:
 
     @property
     def state(self):
-        return state_of(self.residence, self.updates)
+        return state_of(self.housed, self.updates)
 
     @property
     def stream(self):
@@ -63,8 +63,8 @@ def test_a_snapshot_does_not_change_with_later_steps():
 
 def test_partitioned_values_are_those_of_their_owner():
     training = Training(mode="partitioned")
-    training.residence.enter()
-    training.residence.current(training.w).assign(50.0)
+    training.housed.enter()
+    training.housed.current(training.w).assign(50.0)
     assert float(training.state.snapshot()["parameters/w"]) == 50.0
 
 
@@ -73,19 +73,19 @@ def test_copies_take_the_values_of_the_originals_and_replicas_their_own():
     saved = {"seen": [10, 20], training.stream: [np.array([1, 2, 3]), np.array([4, 5, 6])]}
     training.w.assign(7.0)
     training.moving.assign(8.0)
-    resume(training.residence, saved)
-    assert [float(training.residence.own(i, [training.w])[0]) for i in range(2)] == [7.0, 7.0]
+    resume(training.housed, saved)
+    assert [float(training.housed.own(i, [training.w])[0]) for i in range(2)] == [7.0, 7.0]
     own = training.state.own
     assert [int(copy) for copy in own["seen"]] == [10, 20]
     assert [copy.numpy().tolist() for copy in own[training.stream]] == [[1, 2, 3], [4, 5, 6]]
-    moving = next(s for s in training.residence.states.values() if s.original is training.moving)
+    moving = next(s for s in training.housed.states.values() if s.original is training.moving)
     assert [float(copy) for copy in moving.copies] == [8.0, 8.0]
 
 
 def test_a_replica_that_was_not_saved_draws_a_stream_of_its_own():
     training = Training()
     original = training.generator.state.numpy()  # replica 0 has the user's own stream
-    resume(training.residence, {training.stream: [original], "seen": [10]})
+    resume(training.housed, {training.stream: [original], "seen": [10]})
     first, second = (copy.numpy().tolist() for copy in training.state.own[training.stream])
     assert first == original.tolist()
     assert second != first
@@ -95,9 +95,9 @@ def test_a_replica_that_was_not_saved_draws_a_stream_of_its_own():
 
 def test_sums_have_a_base_for_each_replica():
     training = Training()
-    (name,) = bases(training.residence)
+    (name,) = bases(training.housed)
     assert name == "bases/seen"
-    assert [int(base) for base in bases(training.residence)[name]] == [3, 3]
+    assert [int(base) for base in bases(training.housed)[name]] == [3, 3]
 
 
 def test_names_of_parts_have_their_slice_behind_a_bar():

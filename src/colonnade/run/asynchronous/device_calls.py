@@ -39,7 +39,7 @@ class DeviceCalls:
         scales = [variable for variable in traced.variables if variable.ref() in slots]
         # What a device reads when it reads the parameters.
         self.shared = shared = [*traces.parameters, *scales]
-        self.residence = Homes("local", devices, shared, [])
+        self.housed = Homes("local", devices, shared, [])
         self.read_parameters = Call(lambda: [v.read_value() for v in shared], [], devices[0])
         self.pushes = Pushes(
             traces.optimizer,
@@ -67,11 +67,11 @@ class DeviceCalls:
         """What device i does with a slice of `count` rows, given the parameters that it has read."""
         (spec,) = slice_specs(batch, [count])
         traced = self._traces.objective(spec, i, len(self._devices))
-        residence, device = self.residence, self._devices[i]
+        housed, device = self.housed, self._devices[i]
         bindings = self._bindings(i, traced.captures)
-        own = residence.own(i, self.shared)
-        states = [state.copies[i] for state in residence.states.values() if not state.random]
-        states += residence.assigned.values()
+        own = housed.own(i, self.shared)
+        states = [state.copies[i] for state in housed.states.values() if not state.random]
+        states += housed.assigned.values()
         gradients: list[Any] = []
 
         def compute(*tensors: Any) -> list[Any]:
@@ -109,11 +109,11 @@ class DeviceCalls:
         """The handles of device i: those of the variables themselves, so that what reads them waits for
         what wrote them.
         """
-        bindings = self.residence.bindings(i, captures)
-        own = zip(self.shared, self.residence.own(i, self.shared), strict=True)
+        bindings = self.housed.bindings(i, captures)
+        own = zip(self.shared, self.housed.own(i, self.shared), strict=True)
         direct = {variable.ref(): copy.handle for variable, copy in own}
         # What the function assigns to a parameter goes where all read, who are one device (see `undone`).
-        return bindings | direct | {ref: variable.handle for ref, variable in self.residence.assigned.items()}
+        return bindings | direct | {ref: variable.handle for ref, variable in self.housed.assigned.items()}
 
     def _scale_of(self, i: int) -> list[Any]:
         """The scale that device i has read with the parameters, if the loss is scaled by one that changes."""

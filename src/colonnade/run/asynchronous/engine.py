@@ -162,20 +162,20 @@ class AsynchronousEngine:
         assert self._calls is not None
         for counter in self._calls.pushes.counters:
             counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
-        if self._worked and self._calls.residence.states:
+        if self._worked and self._calls.housed.states:
             self._settle_states()
 
     def _settle_states(self) -> None:
         assert self._calls is not None
-        residence, worked = self._calls.residence, sorted(self._worked)
-        key = (tuple(worked), len(residence.states))
+        housed, worked = self._calls.housed, sorted(self._worked)
+        key = (tuple(worked), len(housed.states))
         if key not in self._settles:
 
             def settle() -> list[Any]:
                 def mean(copies: Sequence[tf.Variable]) -> Any:
                     return tf.add_n([copies[i].read_value() for i in worked]) / len(worked)
 
-                with tf.control_dependencies(residence.settle_states(mean, everywhere=False)):
+                with tf.control_dependencies(housed.settle_states(mean, everywhere=False)):
                     return [tf.constant(0)]
 
             self._settles[key] = Call(settle, [], self.devices[0])
@@ -192,8 +192,8 @@ class AsynchronousEngine:
         if self._running:
             self._go_on()
         else:
-            self._calls.residence.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
-            self._calls.residence.restore_states()
+            self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
+            self._calls.housed.restore_states()
             self._worked = set()
 
     def _go_on(self) -> None:
@@ -208,7 +208,7 @@ class AsynchronousEngine:
         lost = self._traces.lost()
         if self.order is not None:
             lost = [*lost, "the order of reads and updates begins again"]
-        kept = state_of(self._calls.residence, self._global_steps, lost)
+        kept = state_of(self._calls.housed, self._global_steps, lost)
         groups = {"parameters": self.parameters, "optimizer": self._traces.slots}
         shared = {
             f"{group}/{name}": Item(variable, variable)
@@ -228,15 +228,15 @@ class AsynchronousEngine:
     def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, the states that a device has for itself and that are shown as their mean."""
         assert self._calls is not None
-        averaged = {s.original.ref(): s.copies for s in self._calls.residence.states.values() if s.averaged}
+        averaged = {s.original.ref(): s.copies for s in self._calls.housed.states.values() if s.averaged}
         originals = named([ref.deref() for ref in averaged])
         averages = {f"averages/{name}": averaged[variable.ref()] for name, variable in originals.items()}
-        return averages | bases(self._calls.residence)
+        return averages | bases(self._calls.housed)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         """Go on from a saved step: devices with their own averages, or on another number with the mean."""
         assert self._calls is not None
-        resume(self._calls.residence, own)
+        resume(self._calls.housed, own)
         for name, copies in self._averages().items():
             if len(own.get(name, ())) == len(copies):
                 self._worked = set(range(len(self.devices)))

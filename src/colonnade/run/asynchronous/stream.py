@@ -14,6 +14,7 @@ from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice, S
 from colonnade.run.asynchronous.workers import DeviceThreads, FixedOrder, SharedParameters
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 
 # How a batch is cut and computed, and the tensors of its slices.
@@ -65,16 +66,10 @@ class AsynchronousLoop:
         )
         return self._then(outcome, arguments)
 
-    def stream(
-        self,
-        dataset: tf.data.Dataset,
-        names: Sequence[str],
-        keywords: dict[str, Any],
-        limit: int | None = None,
-    ) -> "AsynchronousStream":
+    def stream(self, data: FitData, limit: int | None = None) -> "AsynchronousStream":
         """Steps on batch after batch: the devices go from one to the next without waiting for each other."""
-        wanted = dataset if limit is None else dataset.take(limit)
-        return AsynchronousStream(self, self._batches(wanted, names, keywords))
+        wanted = data.dataset if limit is None else data.dataset.take(limit)
+        return AsynchronousStream(self, self._batches(wanted, data.names, data.keywords))
 
     def along(self, batches: Batches) -> "AsynchronousStream":
         return AsynchronousStream(self, map(self._cut, iter(batches.next, None)))

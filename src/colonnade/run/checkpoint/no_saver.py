@@ -26,7 +26,7 @@ class NoSaver:
         pass
 
     def stream(self, loop: Steps, data: FitData, limit: int | None) -> Stream:
-        return loop.stream(data.dataset, data.names, data.keywords, limit)
+        return loop.stream(data, limit)
 
     def start(self, step: int) -> None:
         return None

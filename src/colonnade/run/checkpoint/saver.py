@@ -28,7 +28,7 @@ from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.program_exit import interactive, leave
 from colonnade.run.checkpoint.restore import restore
 from colonnade.run.checkpoint.tensor_files import read
-from colonnade.run.checkpoint.writer import Writer
+from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.engine.protocols import Steps, Stream
@@ -256,7 +256,7 @@ class Saver:
         def described() -> Manifest:
             return self._described(record, values, data, state.random, stopped=stopped)
 
-        self._writer.begin(record.step, described, values, position)
+        self._writer.begin(UnwrittenStep(record.step, described, values, position))
         self.stalled += time.perf_counter() - start
 
     def _described(

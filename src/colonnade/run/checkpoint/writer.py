@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from colonnade.run.checkpoint.directory import Archive
 from colonnade.run.checkpoint.lock import Ownership
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.tensor_files import write
+
+
+@dataclass(frozen=True)
+class UnwrittenStep:
+    """What a step of a training is made of on disk."""
+
+    step: int
+    described: Callable[[], Manifest]  # makes its manifest; called in the thread
+    values: Mapping[str, Any]  # of the variables
+    position: Mapping[str, Any]  # the place in the data
 
 
 class Writer:
@@ -28,23 +39,10 @@ class Writer:
         self._archive, self._ownership, self._keep, self._thread = archive, ownership, keep, thread
         self._pending: Future[None] | None = None
 
-    def begin(
-        self,
-        step: int,
-        described: Callable[[], Manifest],
-        values: Mapping[str, Any],
-        position: Mapping[str, Any],
-    ) -> None:
-        """Begin to write a step; the one before it must be on disk (`wait`).
-
-        Args:
-            step: which.
-            described: makes the manifest of the step; called in the thread.
-            values: of the variables.
-            position: the place in the data.
-        """
+    def begin(self, unwritten: UnwrittenStep) -> None:
+        """Begin to write a step; the one before it must be on disk (`wait`)."""
         assert self._pending is None
-        self._pending = self._thread.submit(self._write, step, described, values, position)
+        self._pending = self._thread.submit(self._write, unwritten)
 
     def wait(self) -> None:
         """Until the step under way is on disk; raises what went wrong with it."""
@@ -57,22 +55,18 @@ class Writer:
         if self._pending is not None and self._pending.done():
             self.wait()
 
-    def _write(
-        self,
-        step: int,
-        described: Callable[[], Manifest],
-        values: Mapping[str, Any],
-        position: Mapping[str, Any],
-    ) -> None:
+    def _write(self, unwritten: UnwrittenStep) -> None:
+        step = unwritten.step
+
         def files(folder: Path) -> None:
             try:
-                write(folder, "values", values)
-                write(folder, "data", position)
+                write(folder, "values", unwritten.values)
+                write(folder, "data", unwritten.position)
             except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):  # no room, too large
                 raise DiskFull(str(self._archive.directory), step) from None
             self._ownership.check(step)
 
-        manifest = described()
+        manifest = unwritten.described()
         self._ownership.check(step)
         try:
             self._archive.commit(manifest, files)

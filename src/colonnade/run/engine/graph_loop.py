@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import END, Batches, dims, rows
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.engine.reached import Reached, collected
 from colonnade.run.trace.concrete import concrete
@@ -68,15 +69,9 @@ class Loop:
             self._single[key] = concrete(step, *specs)
         return self._single[key](*arguments.components())
 
-    def stream(
-        self,
-        dataset: tf.data.Dataset,
-        names: Sequence[str],
-        keywords: dict[str, Any],
-        limit: int | None = None,
-    ) -> "GraphStream":
+    def stream(self, data: FitData, limit: int | None = None) -> "GraphStream":
         # Begins no step before it is asked to.
-        return self.along(Batches(dataset, names, keywords))
+        return self.along(Batches(data.dataset, data.names, data.keywords))
 
     def along(self, batches: Batches) -> "GraphStream":
         return GraphStream(self, batches)

@@ -17,6 +17,7 @@ from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.move.reduce import Order, order_for
 from colonnade.run.variables.homes import MODES
@@ -105,13 +106,7 @@ class Steps(Protocol):
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` made of it."""
 
-    def stream(
-        self,
-        dataset: tf.data.Dataset,
-        names: Sequence[str],
-        keywords: dict[str, Any],
-        limit: int | None = None,
-    ) -> Stream:
+    def stream(self, data: FitData, limit: int | None = None) -> Stream:
         """Steps on batch after batch, at most `limit` of them."""
 
     def along(self, batches: Batches) -> Stream:

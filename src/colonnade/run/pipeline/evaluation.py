@@ -36,7 +36,7 @@ class PipelineEvaluation(Evaluation):
         for row in range(len(split)):
             for stage in stages:
                 for traced in legs:
-                    self._residence.bindings(row * len(stages) + stage, traced.captures)
+                    self._housed.bindings(row * len(stages) + stage, traced.captures)
 
         def sums(*components: Any) -> Any:
             parts = zip(arguments.with_components(components).parts(flat), traces, strict=True)
@@ -46,7 +46,7 @@ class PipelineEvaluation(Evaluation):
                 mine = [next(parts) for _ in row]
                 for part, traced in mine:
                     replicas = [number * len(stages) + stage for stage in stages]
-                    handles = [self._residence.bindings(i, traced.captures) for i in replicas]
+                    handles = [self._housed.bindings(i, traced.captures) for i in replicas]
                     passage.add(traced, legs[traced], part.components(), handles)
                 passage.run(forward(len(stages), len(row)))
                 per_micro_batch += [traced.pack(passage.leaves(i)) for i, (_, traced) in enumerate(mine)]

@@ -41,7 +41,7 @@ class Evaluation:
         self._scores = TraceCache(lambda part, voice: Score(loss, part, voice), devices)
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
-        self._residence = Homes("shared", devices, [], [])
+        self._housed = Homes("shared", devices, [], [])
 
     def run(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
@@ -68,14 +68,14 @@ class Evaluation:
         key = arguments.key()
         if key not in self._compiled:
             self._compiled[key] = self._compile(arguments)
-        self._residence.enter()
+        self._housed.enter()
         return self._compiled[key](*arguments.components())
 
     def _compile(self, arguments: Arguments) -> Any:
         counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
         traces = [self._trace(arguments.resized(count), i, len(counts)) for i, count in enumerate(counts)]
         check("the loss function", problems(traces))
-        bindings = [self._residence.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+        bindings = [self._housed.bindings(i, traced.captures) for i, traced in enumerate(traces)]
 
         def sums(*components: Any) -> Any:
             parts = arguments.with_components(components).parts(counts)

@@ -98,17 +98,17 @@ class Local(GraphEngine):
         """What a replica makes of its slice: its share, its gradient, its loss with the penalty and the
         health of that, and what to wait for.
         """
-        residence = self.housed
+        housed = self.housed
         given = part.prefixed(tf.constant(1.0 / count, tf.float64))
         traced = self.traces.objective(given, i, num_active)
-        bindings = residence.bindings(i, traced.captures)
+        bindings = housed.bindings(i, traced.captures)
         leaves = traced.on(self.devices[i], given.components(), bindings, replica=i)
         share = traced.pack(leaves)
         gradients = share.gradients
         if share.weight is not None:
             gradients = [divided(gradient, divisor(share.weight)) for gradient in gradients]
         gradients, loss, penalty = self.traces.with_penalty(
-            gradients, _own_mean(share, share.loss), self.devices[i], lambda c: residence.bindings(i, c)
+            gradients, _own_mean(share, share.loss), self.devices[i], lambda c: housed.bindings(i, c)
         )
         return share, gradients, loss, penalty, [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
@@ -122,9 +122,9 @@ class Local(GraphEngine):
 
     def _states(self) -> list[tf.Variable]:
         """The replicas' copies of what the function changes, except random streams, which go on."""
-        residence, assigned = self.housed, self.housed.assigned.values()
-        states = [state for state in residence.states.values() if not state.random]
-        trained = [copy for i in range(len(self.devices)) for copy in residence.own(i, assigned)]
+        housed, assigned = self.housed, self.housed.assigned.values()
+        states = [state for state in housed.states.values() if not state.random]
+        trained = [copy for i in range(len(self.devices)) for copy in housed.own(i, assigned)]
         return [*trained, *(copy for state in states for copy in state.copies)]
 
     def _written(self, gradients: Sequence[list[Any]], amounts: Sequence[Any]) -> Any:
@@ -192,10 +192,10 @@ class Local(GraphEngine):
                 mean = tf.where(tf.reduce_all(tf.stack(values) == first), first, mean)
             slot.assign(mean)
 
-        residence = self.housed
+        housed = self.housed
 
         def between() -> Any:
-            ops = residence.settle_states(self._mean_state(seen), everywhere=False)
+            ops = housed.settle_states(self._mean_state(seen), everywhere=False)
             if not self._join.centred:
                 average = self._held().average(_portions(seen))
                 ops += [p.assign(value) for p, value in zip(self.parameters, average, strict=True)]
