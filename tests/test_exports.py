@@ -43,14 +43,15 @@ for name in ("setup", "make_parallel", "placement"):
 """
 
 
-def test_import_takes_two_small_files_and_no_tensorflow():
+def test_import_takes_four_small_files_and_no_tensorflow():
     """So it is quick; what a name needs is imported with its first use."""
     done = run([sys.executable, "-c", NO_TENSORFLOW])
     assert done.returncode == 0, done.stderr
     at_first, with_topology, *rest = done.stdout.splitlines()
-    assert json.loads(at_first) == ["colonnade", "colonnade.errors"]
+    small = {"colonnade", "colonnade.errors", "colonnade.hardware", "colonnade.hardware.onednn"}
+    assert set(json.loads(at_first)) == small
     used = {f"colonnade.describe.{name}" for name in ("matrix", "speeds", "topology")}
-    assert set(json.loads(with_topology)) == {"colonnade", "colonnade.errors", "colonnade.describe", *used}
+    assert set(json.loads(with_topology)) == {*small, "colonnade.describe", *used}
     assert rest == [f"{name} True True" for name in ("setup", "make_parallel", "placement")]
 
 

@@ -21,6 +21,7 @@ from colonnade.errors import (
     PlacementError,
     UnreadCheckpoint,
 )
+from colonnade.hardware.onednn import switch_on as _switch_on_onednn
 
 if TYPE_CHECKING:
     from colonnade.describe.timeline import Timeline
@@ -116,6 +117,8 @@ _HOME = {
     "verify": "run.parallel.verify",
     "width": "run.width",
 }
+# TensorFlow reads the setting once, when it is imported.
+_switch_on_onednn()
 # These names are modules, with public names of their own.
 _MODULES = ("width",)
 

@@ -42,7 +42,7 @@ GOOD = TensorFlow("2.21.0", True, "12.5.1", 4)
         ),
         (
             machine("article"),
-            TensorFlow("2.21.0", True, "12.5.1", 0, ("Cannot dlopen some libraries",)),
+            TensorFlow("2.21.0", True, "12.5.1", 0, log=("Cannot dlopen some libraries",)),
             "blocks",
             "0 of 4; TensorFlow says: Cannot dlopen",
             "and-cuda",
@@ -284,6 +284,27 @@ def test_threads():
     assert doctor.threads(1, 1).state == "good"
     assert doctor.threads(16, 8).state == "good"
     assert doctor.threads(8, 8).state == "note"
+
+
+@pytest.mark.parametrize(
+    ("on", "given", "state", "words"),
+    [
+        (True, {}, "good", "uses it"),
+        (False, {}, "note", "leaves it off on this processor"),
+        (False, {"TF_ENABLE_ONEDNN_OPTS": "0"}, "note", "switched off by TF_ENABLE_ONEDNN_OPTS=0"),
+    ],
+)
+def test_faster_kernels(monkeypatch, on, given, state, words):
+    monkeypatch.setattr("colonnade.hardware.onednn._ours", False)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    finding = doctor.faster_kernels(TensorFlow("2.21.0", onednn=on), given)
+    assert finding.state == state
+    assert words in finding.found
+
+
+def test_no_faster_kernels_are_promised_for_other_processors(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert doctor.faster_kernels(TensorFlow("2.21.0"), {}).state == "good"
 
 
 def test_every_check_says_why_it_matters_and_what_to_do():

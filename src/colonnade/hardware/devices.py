@@ -13,7 +13,7 @@ import tensorflow as tf
 from colonnade.describe.topology import Topology
 from colonnade.errors import AlreadyStarted, InvalidArgument, Problem, check
 from colonnade.hardware import cards as nvml
-from colonnade.hardware import gpu
+from colonnade.hardware import gpu, onednn
 from colonnade.hardware.allocator import keep_blocks
 from colonnade.hardware.cards import Card
 from colonnade.hardware.layout import Layout, Request, is_count, leased, listed, plan
@@ -73,7 +73,10 @@ def setup(
         keep_blocks(os.environ)
     # Starting the devices here and not at the first tensor settles them: a second, different
     # setup() is refused, whether or not anything was computed in between.
-    return tuple(device.name for device in tf.config.list_logical_devices(layout.kind))
+    names = tuple(device.name for device in tf.config.list_logical_devices(layout.kind))
+    if layout.kind == "CPU":
+        onednn.warn()
+    return names
 
 
 def visible_cards() -> tuple[Card, ...]:

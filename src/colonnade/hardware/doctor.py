@@ -18,7 +18,7 @@ import pynvml
 
 from colonnade.describe.speeds import suggests_peer
 from colonnade.describe.topology import Topology
-from colonnade.hardware import gpu
+from colonnade.hardware import gpu, onednn
 from colonnade.hardware.cards import Card, Machine
 from colonnade.hardware.probe import TensorFlow
 
@@ -54,6 +54,7 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
         shared_memory(root / "dev" / "shm"),
         locked_memory(limit, adapters=(system / "class" / "infiniband").exists()),
         threads(_cores(), len(machine.topology)),
+        faster_kernels(tensorflow, os.environ),
     )
 
 
@@ -321,6 +322,22 @@ def threads(cores: int, devices: int) -> Finding:
     if cores < 2 * devices and devices > 1:
         return Finding(check, "note", summary, why, f"Use fewer devices, or cn.setup(threads=(1, {devices}))")
     return Finding(check, "good", summary, why)
+
+
+def faster_kernels(tensorflow: TensorFlow, environment: Mapping[str, str]) -> Finding:
+    """Whether TensorFlow uses oneDNN in programs that import it before Colonnade."""
+    check, why = "oneDNN", "without it convolutions and matrix products on the CPU may take twice as long"
+    if not tensorflow.version:
+        return Finding(check, "unknown", "TensorFlow does not start", why)
+    if tensorflow.onednn:
+        return Finding(check, "good", "TensorFlow uses it", why)
+    if not onednn.on_x86():
+        return Finding(check, "good", "not used; for this kind of processor TensorFlow claims no gain", why)
+    if onednn.VARIABLE in onednn.as_found(environment):
+        chosen = f"{onednn.VARIABLE}={environment[onednn.VARIABLE]}"
+        return Finding(check, "note", f"switched off by {chosen}", why, f"unset {onednn.VARIABLE}")
+    summary = "TensorFlow leaves it off on this processor; Colonnade, imported first, switches it on"
+    return Finding(check, "note", summary, why, onednn.REMEDY)
 
 
 def _cores() -> int:

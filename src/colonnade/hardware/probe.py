@@ -12,14 +12,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from colonnade.hardware import onednn
 from colonnade.hardware.watchdog import ask
 
 PROGRAM = """
 import json
 import tensorflow as tf
+from colonnade.hardware.onednn import is_on
 info = tf.sysconfig.get_build_info()
-cards = len(tf.config.list_physical_devices("GPU"))
-print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), str(info.get("cuda_version", "")), cards]))
+cuda, cards = str(info.get("cuda_version", "")), len(tf.config.list_physical_devices("GPU"))
+print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), cuda, cards, is_on()]))
 """
 
 # Of all that TensorFlow logs at its start, what bears on cards.
@@ -47,6 +49,7 @@ class TensorFlow:
     built_with_cuda: bool = False
     cuda: str = ""  # the version it was built for
     cards: int = 0  # that it can use
+    onednn: bool = False  # whether it uses oneDNN by itself, or because the user said so
     log: tuple[str, ...] = ()  # its own words about what is missing
     copies: tuple[Copy, ...] = ()  # between every two of its cards
     unmeasured: str = ""  # why there are none
@@ -60,7 +63,7 @@ def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
             capture_output=True,
             text=True,
             timeout=PATIENCE,
-            env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0"},
+            env={**onednn.as_found(environment), "TF_CPP_MIN_LOG_LEVEL": "0"},
         )
     except subprocess.TimeoutExpired:  # a driver that hangs
         return TensorFlow(log=(f"no answer within {PATIENCE} s",))
@@ -80,12 +83,12 @@ def measured(tensorflow: TensorFlow) -> TensorFlow:
 def read(code: int, output: str, errors: str) -> TensorFlow:
     """What the other process said.
 
-    >>> read(0, '["2.21.0", true, "12.5.1", 0]', "E0000 x.cc:1] failed call to cuInit: no device").log
+    >>> read(0, '["2.21.0", true, "12.5.1", 0, true]', "E0000 x.cc:1] failed call to cuInit: no device").log
     ('failed call to cuInit: no device',)
     """
     lines = errors.strip().splitlines()
     if code != 0:
         return TensorFlow(log=tuple(lines[-1:]))
     telling = [line.partition("] ")[2] or line for line in lines if _TELLING.search(line)]
-    version, with_cuda, cuda, cards = json.loads(output.strip().splitlines()[-1])
-    return TensorFlow(version, with_cuda, cuda, cards, tuple(dict.fromkeys(telling)))
+    version, with_cuda, cuda, cards, faster = json.loads(output.strip().splitlines()[-1])
+    return TensorFlow(version, with_cuda, cuda, cards, faster, tuple(dict.fromkeys(telling)))
