@@ -201,8 +201,7 @@ def may_be_refused(case: Case) -> bool:
     An optimizer squares every row of a sparse gradient, and of a dense one the sum of them; and every
     micro-batch of a pipeline would assign again.
     """
-    by_size = "embedding by size" in case.blocks and case.optimizer != "SGD"
-    return by_size or (case.engine == "pipeline" and "masked" in case.blocks)
+    return "embedding by size" in case.blocks or (case.engine == "pipeline" and "masked" in case.blocks)
 
 
 def look(count: int, seed: int, *, smallest: bool = False) -> list[str]:

@@ -95,6 +95,8 @@ def test_10_conv_and_width():
     before, after = (output("10_conv_and_width", name, "--steps", "60") for name in ("before", "after"))
     losses = [np.array(re.findall(r"step \d+: loss ([\d.]+)", text), float) for text in (before, after)]
     assert len(losses[0]) == 3
-    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-2)  # Adam, 60 steps of sums in another order
+    # Of steps 20 and 40. At step 60 one device is 2% off itself as soon as it rounds differently (oneDNN on
+    # or off), so there is nothing to compare.
+    np.testing.assert_allclose(losses[1][:2], losses[0][:2], rtol=1e-4)
     assert last(after, r"test accuracy ([\d.]+)") > [0.8]
     assert re.findall(r"kernel_part_\d \(3200, 250\) (CPU:\d)", after) == [f"CPU:{i}" for i in range(4)]
