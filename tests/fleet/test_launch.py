@@ -123,6 +123,16 @@ def test_mig_instances_that_others_use_are_left_alone(started, monkeypatch):
     assert launch.run(["true"], timeout="0") == 124
 
 
+def test_a_display_server_and_the_server_of_mps_keep_nobody_waiting(started, monkeypatch):
+    drawing = Process(os.getppid(), None, 2**28, computes=False)
+    serving = Process(os.getpid(), None, 2**28)
+    nvml = FakeNvml(Topology.uniform(1), processes={0: [drawing, serving]})
+    monkeypatch.setattr(launch, "detect", lambda: detect(nvml))
+    assert launch.run(["true"], timeout="0") == 124
+    monkeypatch.setattr(launch, "is_mps_server", lambda pid: pid == os.getpid())
+    assert launch.run(["true"], timeout="0") == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "argument", "says"),
     [

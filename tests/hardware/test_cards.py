@@ -1,17 +1,19 @@
 """What is detected of cards, from a fake in NVML's place."""
 
+import os
 import re
 from dataclasses import fields
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
+import psutil
 import pynvml
 import pytest
 from machines import FUNCTIONS, seen
 
 from colonnade.describe.topology import Topology
 from colonnade.hardware import cards, devices
-from colonnade.hardware.cards import Card, Instance, Machine, detect
+from colonnade.hardware.cards import Card, Instance, Machine, Process, detect, is_mps_server, sees_driver_pids
 from colonnade.hardware.fake import FakeNvml
 from colonnade.hardware.recorded import MACHINES, recorded
 
@@ -164,3 +166,24 @@ def test_the_topology_of_virtual_devices():
     from colonnade.hardware.devices import topology
 
     assert topology() == Topology.uniform(8)
+
+
+@pytest.mark.parametrize(("link", "seen"), [("pid:[4026531836]", True), ("pid:[4026532281]", False)])
+def test_process_numbers_of_a_container_are_not_the_drivers(tmp_path, link, seen):
+    (tmp_path / "pid").symlink_to(link)
+    assert sees_driver_pids(tmp_path / "pid") == seen
+    assert sees_driver_pids(tmp_path / "none")
+
+
+def test_who_draws_and_who_computes():
+    both = [Process(1, "a", 5), Process(2, "a", 6, computes=False)]
+    (card,) = detect(FakeNvml(Topology.uniform(1), processes={0: both}), owner=lambda pid: "a").cards
+    assert list(card.processes) == both
+
+
+def test_the_server_of_mps_is_known_by_its_name(monkeypatch):
+    monkeypatch.setattr(psutil.Process, "name", lambda self: "nvidia-cuda-mps-server")
+    assert is_mps_server(os.getpid())
+    monkeypatch.undo()
+    assert not is_mps_server(os.getpid())
+    assert not is_mps_server(2**30)

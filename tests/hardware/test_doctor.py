@@ -185,6 +185,8 @@ def test_memory_taken_and_by_whom():
     assert theirs.found == "card 0: 5.0 GiB, process 7 of grace"
     assert theirs.remedy == "ask grace about 7"
     assert doctor.leftover([card(0.5, Process(7, None, 9 * GIB))], "ada").state == "blocks"
+    draws = doctor.leftover([card(9, Process(7, "root", GIB, computes=False))], "ada")
+    assert (draws.found, draws.remedy) == ("card 0: 1.0 GiB, process 7 of root, which draws", "")
     hidden = doctor.leftover([card(4)], "ada")
     assert "6.0 GiB of no process" in hidden.found
     assert hidden.remedy == "sudo fuser -v /dev/nvidia0"
@@ -277,6 +279,13 @@ def test_locked_memory():
     finding = doctor.locked_memory(8 * 2**20, adapters=True)
     assert (finding.state, finding.found) == ("note", "up to 8 MiB")
     assert "ulimit -l unlimited" in finding.remedy
+
+
+def test_in_a_container_nobody_is_named_by_a_number_of_the_host():
+    taken = Card(0, "GPU-0", "0:1", "card", 10 * GIB, free=5 * GIB, processes=(Process(7, "ada", 5 * GIB),))
+    finding = doctor.leftover([taken], "ada", known_pids=False)
+    assert finding.found == "card 0: 5.0 GiB, process 7 of the host"
+    assert "kill" not in finding.remedy
 
 
 def test_threads():

@@ -31,6 +31,7 @@ def refused(cards=(), **settings):
         ({"growth": True, "devices": 1}, (0,), ((None,),), True),
         ({"growth": True, "memory": 0.5, "devices": 1}, (0,), ((8192,),), True),
         ({"virtual": 4}, (0,), ((3686,) * 4,), None),
+        ({"virtual": 1}, (0,), ((14745,),), None),  # TensorFlow divides a card by limits only
         ({"virtual": 2, "devices": (3,), "memory": 1000}, (3,), ((1000,) * 2,), None),
         ({"devices": np.int64(2)}, (0, 1), ((None,),) * 2, None),
         ({"devices": np.array([2, 0])}, (0, 2), ((None,),) * 2, None),
@@ -144,3 +145,9 @@ def test_what_was_leased_must_be_a_number(bad):
         leased(Request(), environment, CARDS)
     assert [problem.argument for problem in caught.value.problems] == list(environment)
     assert leased(Request(virtual=2, memory=0.5), environment, CARDS) == Request(virtual=2, memory=0.5)
+
+
+def test_a_small_card_keeps_room_for_cuda_itself():
+    small = (replace(CARDS[0], memory=4 * 2**30),)
+    assert plan(Request(virtual=2), small).parts == (((4096 - 1024) // 2,) * 2,)
+    assert refused((replace(CARDS[0], memory=2**30),), virtual=1)[0] == {"virtual"}

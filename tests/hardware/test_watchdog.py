@@ -29,6 +29,13 @@ def test_the_last_line_is_the_answer(program):
     assert (answer.said, answer.trouble, answer.printed[0]) == ([1, "b"], "", "notes")
 
 
+def test_what_a_library_says_behind_the_answer_is_passed_over(program):
+    """NCCL writes its version when the program ends, without a look at Python's buffers."""
+    code = "import atexit, os; print([1]); atexit.register(os.write, 1, b'NCCL version 2.21.5+cuda12.5\\n')"
+    answer = watchdog.ask(program(f"import sys; {code}; sys.stdout.flush()"), seconds=20)
+    assert (answer.said, answer.printed[-1]) == ([1], "NCCL version 2.21.5+cuda12.5")
+
+
 @pytest.mark.parametrize(
     ("code", "trouble"),
     [

@@ -23,7 +23,7 @@ from colonnade.errors import RESUMABLE, InvalidArgument, LeaseTimeout, Problem, 
 from colonnade.fleet.lease import Lease, Pool, ask, claims, is_share
 from colonnade.fleet.supervise import supervise
 from colonnade.hardware import gpu
-from colonnade.hardware.cards import detect
+from colonnade.hardware.cards import Process, detect, is_mps_server
 
 TIMED_OUT = 124  # as timeout(1) says it
 INTERRUPTED = 130  # by Ctrl-C before the program started
@@ -117,15 +117,22 @@ def _cards(count: int) -> Pool:
 
 
 def _occupants() -> dict[str, set[int]]:
-    """The processes on each card and on each MIG instance now, leased or not."""
+    """The processes that compute on each card and on each MIG instance now, leased or not.
+
+    A display server, and the server of MPS, do not keep anybody from computing.
+    """
     occupants = {}
     for card in detect().cards:
-        parts = {part.uuid: {process.pid for process in part.processes} for part in card.instances}
-        everywhere = {process.pid for process in card.processes}.difference(*parts.values())
+        parts = {part.uuid: _computing(part.processes) for part in card.instances}
+        everywhere = _computing(card.processes).difference(*parts.values())
         occupants[card.uuid] = everywhere
         # What the driver does not assign to an instance may be on any of them.
         occupants.update({uuid: pids | everywhere for uuid, pids in parts.items()})
     return occupants
+
+
+def _computing(processes: Sequence[Process]) -> set[int]:
+    return {process.pid for process in processes if process.computes and not is_mps_server(process.pid)}
 
 
 def _virtual_cards(count: int) -> Pool:

@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +15,9 @@ from colonnade.describe.topology import Device, Topology
 
 # pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,), by a stray comma, and NVML takes a number.
 READ = 0
+
+# Linux gives the namespace of the host's process numbers this number.
+FIRST_NAMESPACE = "pid:[4026531836]"
 
 _KINDS = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two on one board
@@ -40,6 +44,7 @@ class Process:
     pid: int
     user: str | None
     memory: int | None  # bytes
+    computes: bool = True  # or only draws, as the display server does
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,25 @@ def owner(pid: int) -> str | None:
         return psutil.Process(pid).username()
     except psutil.Error:
         return None
+
+
+def is_mps_server(pid: int) -> bool:
+    """Whether a process is the server of NVIDIA's MPS, which computes for others and nothing of its own."""
+    try:
+        return psutil.Process(pid).name().startswith("nvidia-cuda-mps")
+    except psutil.Error:
+        return False
+
+
+def sees_driver_pids(own: Path = Path("/proc/self/ns/pid")) -> bool:
+    """Whether process numbers here are those of the driver, which knows the host's.
+
+    In a container with numbers of its own, a number from the driver may be that of another process.
+    """
+    try:
+        return own.readlink().name == FIRST_NAMESPACE
+    except OSError:  # a system without such namespaces
+        return True
 
 
 def detect(nvml: Any = pynvml, owner: Owner = owner, virtual: int = 1) -> Machine:
@@ -199,9 +223,10 @@ def _card(driver: _Driver, handle: Any, index: int, owner: Owner) -> Card:
 def _processes(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Process]:
     computing = driver.ask(of, "DeviceGetComputeRunningProcesses", handle, otherwise=[])
     drawing = driver.ask(of, "DeviceGetGraphicsRunningProcesses", handle, otherwise=[])
+    computes = {p.pid for p in computing}
     # A process that does both is listed twice, with the same memory.
     for pid, memory in {p.pid: p.usedGpuMemory for p in [*computing, *drawing]}.items():
-        yield Process(pid, owner(pid), memory)
+        yield Process(pid, owner(pid), memory, pid in computes)
 
 
 def _instances(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Instance]:

@@ -16,10 +16,8 @@ from colonnade.hardware import cards as nvml
 from colonnade.hardware import gpu, onednn
 from colonnade.hardware.allocator import keep_blocks
 from colonnade.hardware.cards import Card
-from colonnade.hardware.layout import Layout, Request, is_count, leased, listed, plan
+from colonnade.hardware.layout import CONTEXT, Layout, Request, is_count, leased, listed, plan
 
-# CUDA's context and libraries take memory of a card (MiB) before TensorFlow takes any.
-CONTEXT = 1024
 # What TensorFlow was started with, if setup() did it.
 _done: tuple[Request, Layout] | None = None
 

@@ -19,7 +19,7 @@ import pynvml
 from colonnade.describe.speeds import suggests_peer
 from colonnade.describe.topology import Topology
 from colonnade.hardware import gpu, onednn
-from colonnade.hardware.cards import Card, Machine
+from colonnade.hardware.cards import Card, Machine, sees_driver_pids
 from colonnade.hardware.probe import TensorFlow
 
 GIB = 2**30
@@ -67,7 +67,7 @@ def examine_cards(
         answers(machine),
         order(machine.cards, environment),
         peer_access(machine.topology, machine.cards, tensorflow),
-        leftover(machine.cards, me),
+        leftover(machine.cards, me, known_pids=sees_driver_pids()),
     )
 
 
@@ -207,8 +207,11 @@ def _slow(topology: Topology, cards: Sequence[Card], tensorflow: TensorFlow) -> 
     ]
 
 
-def leftover(cards: Sequence[Card], me: str) -> Finding:
-    """Memory that is taken, and by whom."""
+def leftover(cards: Sequence[Card], me: str, *, known_pids: bool = True) -> Finding:
+    """Memory that is taken, and by whom.
+
+    Without `known_pids`, the driver's process numbers are not those of this container: nobody is named.
+    """
     check, why = "memory taken", "TensorFlow takes nearly all that is free, and fails later if that is little"
     if not cards:
         return Finding(check, "unknown", NO_CARDS, why)
@@ -216,9 +219,16 @@ def leftover(cards: Sequence[Card], me: str) -> Finding:
     for card in cards:
         for process in card.processes:
             size = "" if process.memory is None else f"{process.memory / GIB:.1f} GiB, "
+            if not known_pids:
+                uses.append(f"card {card.index}: {size}process {process.pid} of the host")
+                remedy.append(f"on the host, outside this container: ps {process.pid}")
+                continue
             who = process.user or "a user who is not visible from here"
-            uses.append(f"card {card.index}: {size}process {process.pid} of {who}")
-            remedy.append(f"kill {process.pid}" if process.user == me else f"ask {who} about {process.pid}")
+            drawing = "" if process.computes else ", which draws"
+            uses.append(f"card {card.index}: {size}process {process.pid} of {who}{drawing}")
+            if process.computes:
+                own = process.user == me
+                remedy.append(f"kill {process.pid}" if own else f"ask {who} about {process.pid}")
         known = sum(process.memory or 0 for process in card.processes)
         taken = None if card.memory is None or card.free is None else card.memory - card.free
         hidden = (taken or 0) - known

@@ -142,12 +142,14 @@ class FakeNvml:
         return SimpleNamespace(gpu=self._utilisation.get(card, 0), memory=0)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
-        listed = self._on(self._card(handle), handle.instance)
-        return [SimpleNamespace(pid=process.pid, usedGpuMemory=process.memory) for process in listed]
+        return self._listed(handle, computing=True)
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
-        self._card(handle)
-        return []
+        return self._listed(handle, computing=False)
+
+    def _listed(self, handle: _Handle, *, computing: bool) -> list[SimpleNamespace]:
+        there = self._on(self._card(handle), handle.instance)
+        return [SimpleNamespace(pid=p.pid, usedGpuMemory=p.memory) for p in there if p.computes == computing]
 
     def nvmlDeviceGetMemoryAffinity(self, handle: _Handle, nodeSetSize: int, scope: int) -> list[int]:
         numa = self._topology.devices[self._card(handle)].numa

@@ -13,6 +13,8 @@ from colonnade.hardware.gpu import SETUP_MEMORY, SETUP_VIRTUAL
 
 # A divided or shared card keeps the rest of its memory for CUDA itself, unless the user names a limit.
 DIVIDED_FRACTION = 0.9
+# CUDA's context and libraries take memory of a card (MiB) before TensorFlow takes any.
+CONTEXT = 1024
 # CUDA itself needs more than this on a card, so a smaller limit (MiB) is a mistake.
 SMALLEST_LIMIT = 16
 
@@ -55,7 +57,7 @@ def plan(request: Request, cards: Sequence[Card]) -> Layout:
         limit = None if request.memory is None else int(request.memory)
         return Layout("CPU", (0,), ((limit,) * parts,), threads=threads)
     chosen = _chosen(request, cards)
-    limits = tuple((_limit(request.memory, cards[i], parts),) * parts for i in chosen)
+    limits = tuple((_limit(request.memory, cards[i], request.virtual),) * parts for i in chosen)
     return Layout("GPU", chosen, limits, request.growth, threads)
 
 
@@ -118,10 +120,15 @@ def _position(device: Any, cards: Sequence[Card]) -> Any:
     return next((i for i, card in enumerate(cards) if card.uuid == device), device)
 
 
-def _limit(memory: Any, card: Card, parts: int) -> int | None:
-    """The limit in MiB of one of `parts` devices on a card."""
+def _limit(memory: Any, card: Card, virtual: Any) -> int | None:
+    """The limit in MiB of one of so many virtual devices on a card, or of all of it.
+
+    TensorFlow divides a card only if it is told the limits, also into one part.
+    """
+    if memory is None and virtual is None:
+        return None
     if memory is None:
-        return int(card.mib * DIVIDED_FRACTION) // parts if parts > 1 else None
+        return max(0, min(int(card.mib * DIVIDED_FRACTION), card.mib - CONTEXT)) // int(virtual)
     return int(card.mib * memory if memory <= 1 else memory)
 
 
@@ -194,9 +201,11 @@ def _name_problems(devices: tuple[Any, ...], cards: Sequence[Card]) -> Iterator[
 def _memory_problems(request: Request, cards: Sequence[Card]) -> Iterator[Problem]:
     memory, parts = request.memory, int(request.virtual or 1)
     if memory is None:
-        if parts > 1 and cards and cards[0].memory is None:
+        if request.virtual is None or not cards:
+            return
+        if cards[0].memory is None:
             yield _untold(memory, cards[0])
-        elif parts > 1 and cards and (_limit(None, cards[0], parts) or 0) < SMALLEST_LIMIT:
+        elif (_limit(None, cards[0], parts) or 0) < SMALLEST_LIMIT:
             yield Problem(
                 "virtual", parts, f"leaves less than {SMALLEST_LIMIT} MiB to each device", "Ask for fewer"
             )

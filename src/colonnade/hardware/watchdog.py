@@ -21,7 +21,10 @@ TO_DIE = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said: the JSON in the last line that it printed, or why there is none."""
+    """What a program said: the JSON in the last line that holds some, or why there is none.
+
+    Libraries write to the output as well: NCCL its version, and not before the program ends.
+    """
 
     said: Any = None
     trouble: str = ""
@@ -52,10 +55,12 @@ def ask(module: str, *arguments: str, seconds: float, environment: Mapping[str, 
     if child.returncode:
         last = (complained.strip().splitlines() or ["no message"])[-1]
         return Answer(trouble=f"exit code {child.returncode}", words=last, printed=lines)
-    try:
-        return Answer(json.loads(lines[-1]), printed=lines)
-    except (IndexError, json.JSONDecodeError):
-        return Answer(trouble="ended without an answer", printed=lines)
+    for line in reversed(lines):
+        try:
+            return Answer(json.loads(line), printed=lines)
+        except json.JSONDecodeError:
+            continue
+    return Answer(trouble="ended without an answer", printed=lines)
 
 
 def _ended(child: "subprocess.Popen[str]") -> str:

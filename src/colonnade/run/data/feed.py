@@ -37,7 +37,8 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         return _from_batches(data, where).map(unconverted(as_arguments))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
-    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+    with tf.device("/device:CPU:0"):  # or they would go to the first card, and back
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
 
 
 def _rankless(spec: Any) -> Iterator[Problem]:
