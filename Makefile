@@ -6,13 +6,22 @@ BIN    := $(VENV)/bin
 # The extra that fits this machine: an NVIDIA card that answers, or none.
 EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo gpu || echo cpu)
 
-.PHONY: demo test check soak bench docs clean
+# Of the build for CUDA, which tests on cards made of host memory need; the library takes a part of it by its name.
+FAKED  := tensorflow==2.21.*
+CARDS  := .venv-cards
+
+.PHONY: demo test cards check soak bench docs clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/colonnade demo
 
 test: check
 	@$(BIN)/python -m slipcover -m pytest tests
+
+# On eight cards made of host memory: see tests/cards/README.md.
+cards: $(CARDS)/fakecards.so
+	@FAKE_CARDS=8 FAKE_CARDS_LIBRARY=$(CARDS)/fakecards.so PYTHONPATH=tests/cards \
+		$(CARDS)/bin/python -m pytest --confcutdir=tests/cards tests/cards
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -31,7 +40,7 @@ docs: $(VENV)/.dev
 	@$(BIN)/pytest -n 0 tests/test_docs.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CARDS)
 
 # A stamp per set of packages: a second run installs nothing unless pyproject.toml changed.
 $(VENV)/.demo: pyproject.toml | $(VENV)/.python
@@ -43,6 +52,18 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.python
 	@echo "Installing TensorFlow ($(EXTRA)), Colonnade and its tools into $(VENV), once; this takes a minute or two."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo,bench,experiment,dev]'
 	@touch $@ $(VENV)/.demo
+
+$(CARDS)/fakecards.so: tests/cards/fakecards.cc $(CARDS)/.dev
+	@command -v g++ >/dev/null || { echo "make cards needs a C++ compiler. On Debian: apt-get install g++"; exit 1; }
+	@folder=$$($(CARDS)/bin/python -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("tensorflow").origin))') && \
+		g++ -w -std=c++17 -O1 -shared -fPIC -fno-rtti -DNDEBUG -I"$$folder/include" $< -o $@ -L"$$folder" \
+		-l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,-rpath,"$$folder" -ldl
+
+$(CARDS)/.dev: pyproject.toml
+	@echo "Installing $(FAKED), the build for CUDA, and Colonnade into $(CARDS), once; this takes some minutes."
+	@$(PYTHON) -m venv $(CARDS)
+	@$(CARDS)/bin/python -m pip install --quiet --disable-pip-version-check '$(FAKED)' tensorboard --editable '.[demo,dev]'
+	@touch $@
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Colonnade needs Python 3.11 to 3.13; try: make PYTHON=python3.12")'

@@ -34,14 +34,17 @@ BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients|replica_\d+_on_\w+_grad)/"
 
 @dataclass(frozen=True)
 class PlacedOp:
-    """An op of a function that was run: `calls` is how often it was executed in that run."""
+    """An op of a function that was run: `calls` is how often it was executed in that run.
+
+    TensorFlow's profiler does not note the kernels of cards (2.21); there it is None.
+    """
 
     name: str
     op: str
     asked: str
     actual: str
     phase: str  # forward or backward
-    calls: int
+    calls: int | None
 
     @property
     def moved(self) -> bool:
@@ -81,7 +84,7 @@ class Placement:
                     short(row.actual),
                     kind or row.phase,
                 )
-                table.add_row(*cells, str(row.calls), style=style)
+                table.add_row(*cells, "" if row.calls is None else str(row.calls), style=style)
         return table
 
     def __str__(self) -> str:
@@ -150,10 +153,10 @@ def placement(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Placement
             asked=asked.get(_stem(node.name), ""),
             actual=node.device.removeprefix(LOCAL),
             phase="backward" if node.name in backward else "forward",
-            calls=calls[node.name],
+            calls=calls[node.name] or None,
         )
         for node in nodes
-        if not PLUMBING.fullmatch(node.op) and calls[node.name]
+        if not PLUMBING.fullmatch(node.op) and (calls[node.name] or _on_card(node))
     ]
     rows.sort(key=lambda row: (_by_number(row.actual), row.phase == "backward"))
     return Placement(
@@ -186,6 +189,11 @@ def _run(call: Callable[[], Any]) -> tuple[list[Any], Counter[str]]:
             for node in graph.node
         ]
     return nodes, calls
+
+
+def _on_card(node: Any) -> bool:
+    """Whether an op of a card ran, of which no call is known; an identity only hands on what another made."""
+    return "GPU" in node.device and node.op != "Identity"
 
 
 def _placed_graphs(path: str) -> Iterator[Any]:

@@ -1,0 +1,38 @@
+"""Starts TensorFlow, the build for CUDA, with cards made of host memory, and a driver that lists them.
+
+To be imported before TensorFlow starts its devices. `FAKE_CARDS` says how many cards there are, and
+`FAKE_CARDS_LIBRARY` where the library is that `make cards` built of fakecards.cc.
+"""
+
+import ctypes
+import os
+
+import tensorflow as tf
+
+from colonnade.describe.topology import Topology
+from colonnade.hardware import cards
+from colonnade.hardware.fake import FakeNvml
+
+NUMBER = int(os.environ["FAKE_CARDS"])
+# Copies by source and target: how many, and their bytes.
+Copies = dict[tuple[str, str], tuple[int, int]]
+
+_library = ctypes.CDLL(os.environ["FAKE_CARDS_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+_library.fake_cards_counts.restype = ctypes.c_char_p
+# These two passes rewrite ops into forms that only a real card can compute.
+tf.config.optimizer.set_experimental_options({"layout_optimizer": False, "remapping": False})
+
+_detect = cards.detect
+
+
+def _listed(nvml=None, owner=cards.owner, virtual=1):
+    return _detect(FakeNvml(Topology.uniform(NUMBER, link="NV12")), owner, virtual)
+
+
+cards.detect = _listed
+
+
+def copies() -> Copies:
+    """What was copied since the last call."""
+    rows = (line.split() for line in _library.fake_cards_counts(1).decode().splitlines())
+    return {(source, target): (int(number), int(size)) for source, target, number, size in rows}
