@@ -13,6 +13,10 @@ from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.engine.reached import Reached, collected
 from colonnade.run.trace.concrete import concrete
 
+# What is not on a device of its own, above all the batch and its cutting, is here: else it would be on the
+# first card, and reach the others from there.
+HOST = "/device:CPU:0"
+
 
 class Stepped(Protocol):
     """An engine whose step is a graph."""
@@ -63,11 +67,13 @@ class Loop:
 
             def step(*components: Any) -> Any:
                 batch = arguments.with_components(components)
-                return self._then(self._engine.step(batch), batch)
+                with tf.device(HOST):
+                    return self._then(self._engine.step(batch), batch)
 
             specs = [tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
             self._single[key] = concrete(step, *specs)
-        return self._single[key](*arguments.components())
+        with tf.device(HOST):  # a call is where its arguments go
+            return self._single[key](*arguments.components())
 
     def stream(self, data: FitData, limit: int | None = None) -> "GraphStream":
         # Begins no step before it is asked to.
@@ -140,9 +146,13 @@ class Loop:
             (end,) = tf.while_loop(goes_on, turn, (start,), shape_invariants=(shapes,), parallel_iterations=1)
             return end
 
+        def on_host(*args: Any) -> Any:
+            with tf.device(HOST):
+                return run(*args)
+
         specs = [tf.TensorSpec(shape, c.dtype) for shape, c in zip(loose, components, strict=True)]
         count = tf.TensorSpec([], tf.int32)
-        return concrete(run, iterator, count, count, count, *specs)
+        return concrete(on_host, iterator, count, count, count, *specs)
 
 
 class GraphStream:
@@ -173,7 +183,8 @@ class GraphStream:
         start = time.perf_counter()
         counts = tf.constant(steps), tf.constant(self._loop.idle), tf.constant(batches.size)
         try:
-            end = compiled(batches.iterator, *counts, *arguments.components())
+            with tf.device(HOST):  # a call is where its arguments go
+                end = compiled(batches.iterator, *counts, *arguments.components())
             batches.go_on_with(int(end.size), end.batch)
         except tf.errors.OpError as error:
             if not reached.steps:

@@ -69,21 +69,27 @@ def reduce(
             with tf.device(devices[target]):
                 columns = zip(*(held[d] for d in (target, *sources)), strict=True)
                 held[target] = [add(column) for column in columns]
-    result: dict[int, Any] = {}
     with tf.device(devices[0]):
-        for message, total in zip(messages, held[0], strict=True):
-            result.update(zip(message, _unpacked(total, [gradients[0][i] for i in message]), strict=True))
-    return [result[i] for i in range(len(gradients[0]))]
+        return _in_place(held[0], messages, gradients[0])
 
 
-def spread(values: Sequence[Any], devices: Sequence[str], order: Order) -> list[list[Any]]:
-    """What device 0 holds, copied to every device, along the order backwards."""
-    held: dict[int, Sequence[Any]] = {0: values}
+def spread(
+    values: Sequence[Any], devices: Sequence[str], order: Order, *, bucket_bytes: int = 0
+) -> list[list[Any]]:
+    """What device 0 holds, copied to every device, along the order backwards, in messages as of `reduce`."""
+    messages = _messages([values], bucket_bytes)
+    held: dict[int, list[Any]] = {
+        0: [_packed([values[i] for i in message], devices[0]) for message in messages]
+    }
     for links in reversed(order):
         for source, target in links:
             with tf.device(devices[source]):
                 held[source] = [value if value is None else tf.identity(value) for value in held[target]]
-    return [list(held[i]) for i in range(len(devices))]
+    copies = [list(values)]
+    for position in range(1, len(devices)):
+        with tf.device(devices[position]):
+            copies.append(_in_place(held[position], messages, values))
+    return copies
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,14 @@ def _unpacked(total: Any, like: Sequence[Any]) -> list[Any]:
         return [total]
     parts = tf.split(total, [gradient.shape.num_elements() for gradient in like])
     return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, like, strict=True)]
+
+
+def _in_place(totals: Sequence[Any], messages: Sequence[Sequence[int]], like: Sequence[Any]) -> list[Any]:
+    """What the messages hold, each at its place."""
+    result: dict[int, Any] = {}
+    for message, total in zip(messages, totals, strict=True):
+        result.update(zip(message, _unpacked(total, [like[i] for i in message]), strict=True))
+    return [result[i] for i in range(len(like))]
 
 
 def add(gradients: Iterable[Any]) -> Any:

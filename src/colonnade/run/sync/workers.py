@@ -161,7 +161,7 @@ class Replicas:
         if self._settings.mode != "mirrored" or len(self._devices) == 1:
             return [gradients]
         full = order if len(self._devices) == num_active else star(len(self._devices))
-        return spread(gradients, self._devices, full)
+        return spread(gradients, self._devices, full, bucket_bytes=bucket_for(self._devices))
 
     def _updated(self, update: Update, gradients: list[Any], home: int, housed: Homes) -> Any:
         """Update one copy of the variables."""

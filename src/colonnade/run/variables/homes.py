@@ -55,9 +55,18 @@ class Homes:
             self._house(variable)
 
     def _house(self, variable: tf.Variable) -> None:
-        if self.mode in ("mirrored", "local"):
-            for i in range(0 if self.mode == "local" else 1, len(self.devices)):
-                self._copies[i][variable.ref()] = copy_of(variable, self.devices[i])
+        for replica, device in enumerate(self.devices):
+            if self._has_copy(replica, variable) or self.mode == "local":
+                self._copies[replica][variable.ref()] = copy_of(variable, device)
+
+    def _has_copy(self, replica: int, variable: tf.Variable) -> bool:
+        """Whether a replica needs a copy; the first takes the variable itself, unless a link is between."""
+        if self.mode not in ("mirrored", "local"):
+            return False
+        first = self.devices[0]
+        return replica > 0 or (
+            self.mode == "mirrored" and "GPU" in first and not variable.device.endswith(first)
+        )
 
     def own(self, replica: int, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
         """What a replica has for these variables: its copies, or the variables themselves."""
@@ -137,8 +146,7 @@ class Homes:
         """
         own = self._aliases[replica]
         if variable.ref() not in own:
-            spread = self.mode in ("mirrored", "local")
-            if spread and replica and variable.ref() not in self._copies[replica]:
+            if self._has_copy(replica, variable) and variable.ref() not in self._copies[replica]:
                 self._copies[replica][variable.ref()] = copy_of(variable, self.devices[replica])
             source = self._copies[replica].get(variable.ref(), variable)
             with tf.init_scope(), tf.device(source.device):
@@ -198,18 +206,21 @@ class Homes:
         ]
 
     def leave(self) -> None:
-        """After steps: the user's variables take the values of the owners' copies (partitioned)."""
-        if self.mode == "partitioned":
-            for variable, copy in self._pairs():
-                variable.assign(copy)
+        """After steps: the user's variables take the values of the copies that hold them meanwhile."""
+        for ref, copy in self._owned().items():
+            ref.deref().assign(copy)
+
+    def _owned(self) -> Bindings:
+        """The copies that hold the values between steps, in place of the user's variables."""
+        return {} if self.mode == "local" else self._copies[0]
 
     def _pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
         pairs = {id(copy): (ref.deref(), copy) for copies in self._copies for ref, copy in copies.items()}
         return list(pairs.values())
 
     def current(self, variable: tf.Variable) -> tf.Variable:
-        """The variable that holds its value between steps: the owner's copy (partitioned) or itself."""
-        return self._copies[0].get(variable.ref(), variable) if self.mode == "partitioned" else variable
+        """The variable that holds its value between steps: the owner's copy, or itself."""
+        return self._owned().get(variable.ref(), variable)
 
     def constants(self) -> list[tf.Variable]:
         """What the function reads and nobody here changes; a callback of the user's may."""
@@ -217,10 +228,8 @@ class Homes:
         return [ref.deref() for ref in self._aliases[0] if ref not in known]
 
     def where(self) -> dict[str, str]:
-        """The device of every parameter and slot: the owner's copy where they are partitioned."""
-        owned = self._copies[0] if self.mode == "partitioned" else {}
-        variables = [*self.parameters, *self.slots]
-        return {v.name: owned.get(v.ref(), v).device for v in variables}
+        """The device of every parameter and slot."""
+        return {v.name: self.current(v).device for v in [*self.parameters, *self.slots]}
 
     def take_assigned(self, mean: Mean) -> list[Any]:
         """Ops that give trained variables what the function assigned to them: before the update."""
