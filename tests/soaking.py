@@ -22,7 +22,7 @@ import pytest
 from ledger import ROOT, Entry, Ledger, Work, digest
 
 # A folder that is passed over is not visited by being named beside the one that it is in.
-EVERYWHERE = ("-o", "norecursedirs=.*")
+EVERYWHERE = ("-o", "norecursedirs=.*", "--ignore=tests/cards")
 # The test ids, and whether nothing else may run beside one of them.
 Tests = dict[str, bool]
 

@@ -110,9 +110,19 @@ def are_cards(devices: Sequence[str]) -> bool:
     return all(device in names() and "GPU" in device for device in devices)
 
 
+def is_card(device: str) -> bool:
+    """Whether a device is a card, or a part of one."""
+    return "GPU" in device
+
+
+def has_cards() -> bool:
+    """Whether TensorFlow may use a card here. Does not start TensorFlow."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
 def preferred_variables(devices: Sequence[str]) -> str:
     """Where variables live best: in one copy where a read costs nothing, else on every device."""
-    return "mirrored" if any("GPU" in device for device in devices) else "shared"
+    return "mirrored" if any(map(is_card, devices)) else "shared"
 
 
 def started() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import COMPOSITE, Arguments, is_tensor
 from colonnade.run.step.gradient_rows import DENSE, Form, Source, pieces, sizes_of
 from colonnade.run.trace.traced import Traced, Voice
@@ -273,7 +274,7 @@ def vital(gradient: Any) -> Any:
 
 def _now() -> Any:
     """The time. Cards have no kernel for it; beside a CPU device it is read there, to send nothing."""
-    with tf.device("/device:CPU:0" if tf.config.get_visible_devices("GPU") else ""):
+    with tf.device("/device:CPU:0" if hardware.has_cards() else ""):
         return tf.timestamp()
 
 

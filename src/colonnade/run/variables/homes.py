@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.hardware import devices as hardware
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.trace.captures import Capture
 from colonnade.run.variables.aggregation import (
@@ -65,7 +66,7 @@ class Homes:
             return False
         first = self.devices[0]
         return replica > 0 or (
-            self.mode == "mirrored" and "GPU" in first and not variable.device.endswith(first)
+            self.mode == "mirrored" and hardware.is_card(first) and not variable.device.endswith(first)
         )
 
     def own(self, replica: int, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
