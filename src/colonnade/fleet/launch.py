@@ -57,7 +57,7 @@ def run(
         The exit code of the command, 128 + n if signal n ended it; 124 if no cards came free in time.
     """
     count = cards if cards is not None else virtual or 1
-    pool = _virtual_cards(virtual) if virtual is not None else _cards(count)
+    pool = pool_of(count, virtual)
     check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
     part = memory or "1"
     check("run", _waits_for_itself(pool, count, part, directory))
@@ -96,6 +96,11 @@ def seconds(text: str) -> float:
         raise ValueError(f"{text!r} is not a time span")
     amounts: list[tuple[str, str]] = re.findall(r"([\d.]+)([smhd]?)", text)
     return sum(float(number) * UNITS[unit] for number, unit in amounts)
+
+
+def pool_of(count: int, virtual: int | None) -> Pool:
+    """What `count` cards are taken from: so many virtual ones, or the real ones of this machine."""
+    return _virtual_cards(virtual) if virtual is not None else _cards(count)
 
 
 def _cards(count: int) -> Pool:

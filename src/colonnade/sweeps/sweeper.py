@@ -1,0 +1,192 @@
+"""Runs the trials of a study on the cards that come free: the whole of a sweep, from top to bottom.
+
+One thread does all but talk to the storage, which may be slow or away; a second one does that. A slot is a
+coroutine: it leases cards, takes a trial, starts a program for it, waits for its end, writes that down, and
+takes the next trial. Where somebody else waits for the cards of a slot, it gives them back after a trial and
+gets in line again; at most one slot of a sweep is in line for long.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from colonnade.sweeps.attempt import Runner
+from colonnade.sweeps.board import Board, RunningTrial, Watcher
+from colonnade.sweeps.ending import CUT, Ending
+from colonnade.sweeps.owner import SweepOwner
+from colonnade.sweeps.slot import Share, Slot
+from colonnade.sweeps.storage import Persistent
+from colonnade.sweeps.trial_book import Taken, TrialBook
+
+TIDY = 5.0  # seconds between two looks for what dead sweeps left
+TICK = 0.25  # seconds between two looks at what there is to show and to begin
+GRACE = 30.0  # seconds in which a trial may save and end when the sweep is to end
+
+T = TypeVar("T")
+
+
+class Sweeper:
+    """One sweep. `stop` ends it politely, and may be called from a signal handler of the loop."""
+
+    def __init__(
+        self,
+        book: TrialBook,
+        board: Board,
+        owner: SweepOwner,
+        share: Share,
+        most: int,
+        runner: Callable[["Sweeper", Slot], Runner],
+        watcher: Watcher,
+    ) -> None:
+        self._book, self._board, self._owner, self._watcher = book, board, owner, watcher
+        self._share, self._most, self._runner = share, most, runner
+        self._host = socket.gethostname()
+        self._slots: set[Slot] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
+        self._persistent = Persistent(watcher.noted)
+        self.stopped_by = ""  # why it ends before its time
+
+    async def run(self, timeout: float | None = None) -> None:
+        """Run trials until there are none left, the time is over, or somebody stops it."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.call_later(timeout, self.stop, "the time given is over")
+        try:
+            await self.ask(self._book.prepare)
+            self._board.take(await self.ask(self._book.state))
+            house = asyncio.ensure_future(self._keep_house())
+            try:
+                await self._run_slots(house)
+            finally:
+                house.cancel()
+            self._board.take(await self.ask(self._book.state))
+            self._watcher.tick(self._board)
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            self._thread.shutdown(wait=True)
+
+    def stop(self, why: str) -> None:
+        """Ask the trials to save and to end; called again, or after a while, end them."""
+        if self.stopped_by:
+            self._persistent.giving_up.set()
+            self._kill()
+            return
+        self.stopped_by = why
+        self._watcher.noted(f"{why}: asking {len(self._board.running)} running trials to save and to end")
+        for slot in self._slots:
+            slot.terminate()
+        asyncio.get_running_loop().call_later(GRACE, self._kill)
+
+    async def ask(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call something that uses the storage, in the thread that does."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._thread, lambda: self._persistent.call(function, *args, **kwargs)
+        )
+
+    async def call(self, taken: Taken, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a trial."""
+        return await self.ask(self._book.call, taken, method, *args, **kwargs)
+
+    def _kill(self) -> None:
+        for slot in self._slots:
+            slot.kill()
+
+    async def _run_slots(self, house: "asyncio.Future[None]") -> None:
+        tasks: set[asyncio.Future[None]] = set()
+        while True:
+            if not self.stopped_by:
+                tasks |= {
+                    asyncio.ensure_future(self._slot()) for _ in range(await self._to_begin(len(tasks)))
+                }
+            if not tasks and (self.stopped_by or not await self.ask(self._book.may_come_back)):
+                return
+            done, _ = await asyncio.wait({*tasks, house}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                try:
+                    task.result()
+                except Exception:
+                    await self._abandon(tasks)
+                    raise
+            tasks -= done
+            self._board.slots = sum(bool(slot.cards) for slot in self._slots)
+            self._leave_the_line()
+            self._watcher.tick(self._board)
+
+    async def _to_begin(self, slots: int) -> int:
+        """How many more slots there is work for; none while one of ours waits in line."""
+        if slots >= self._most or self._board.in_line:
+            return 0
+        left = await self.ask(self._book.left)
+        idle = slots - len(self._board.running)  # they are about to take a trial themselves
+        return max(0, min(left - idle, self._most - slots))
+
+    def _leave_the_line(self) -> None:
+        """One slot in line is enough: others would only keep other people waiting."""
+        waiting = sorted(
+            (slot.place, id(slot), slot) for slot in self._slots if slot.place and not slot.cards
+        )
+        for _, _, slot in waiting[1:]:
+            slot.terminate()
+        self._board.in_line = waiting[0][0] if waiting else 0
+
+    async def _abandon(self, tasks: "set[asyncio.Future[None]]") -> None:
+        """The storage is gone for good, or there are no leases to be had: end everything at once."""
+        self._kill()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _slot(self) -> None:
+        slot = Slot(
+            self._share, ("colonnade", "sweep", self._board.study, self._owner.name), self._owner.descriptor
+        )
+        self._slots.add(slot)
+        try:
+            if not await slot.lease():
+                return
+            runner = self._runner(self, slot)
+            while not (self.stopped_by or slot.over or slot.wanted):
+                taken = await self.ask(self._book.take, ", ".join(slot.cards), self._host)
+                if taken is None:
+                    break
+                await self._trial(slot, runner, taken)
+            await runner.close()
+        finally:
+            await slot.close()
+            self._slots.discard(slot)
+
+    async def _trial(self, slot: Slot, runner: Runner, taken: Taken) -> None:
+        """One attempt at a trial; it is written down as ended, or as to be tried again."""
+        attempts = await asyncio.to_thread(taken.folder.attempts)
+        shown = RunningTrial(taken.number, slot.cards, dict(taken.trial.params), len(attempts) + 1)
+        begun = datetime.now(UTC).isoformat(timespec="milliseconds")
+        facts: dict[str, Any] = {"begun": begun, "host": self._host, "cards": slot.cards}
+        self._board.running[taken.number] = shown
+        self._watcher.begun(shown)
+        self._note(taken, shown, facts)
+        ending = Ending(CUT, reason=self.stopped_by)
+        if not self.stopped_by:
+            ending = await runner.attempt(taken, shown)
+        if ending.kind == "failed" and self.stopped_by:
+            ending = Ending(CUT, reason=self.stopped_by)
+        ending = await self.ask(self._book.end, taken, ending)
+        facts |= {"seconds": round(shown.seconds, 3), "end": ending.kind, "reason": ending.reason}
+        self._board.end(shown, ending)
+        self._watcher.ended(shown, ending)
+        self._note(taken, shown, facts | {"exit": await runner.settle()})
+
+    def _note(self, taken: Taken, shown: RunningTrial, facts: dict[str, Any]) -> None:
+        try:
+            taken.folder.note(facts, shown.params)
+        except OSError as error:
+            self._watcher.noted(f"trial {taken.number}: trial.json cannot be written ({error.strerror})")
+
+    async def _keep_house(self) -> None:
+        """Now and then: our heartbeat, the trials of dead sweeps, and what other machines have done."""
+        while True:
+            await asyncio.sleep(TIDY)
+            for text in await self.ask(self._book.tidy):
+                self._watcher.noted(text)
+            self._board.take(await self.ask(self._book.state))
