@@ -200,7 +200,8 @@ class ObjectiveRunner:
         return self._code
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._writer.write(json.dumps(message).encode() + b"\n")
+        # Optuna answers now and then with numbers and truths of NumPy's.
+        self._writer.write(json.dumps(message, default=lambda number: number.item()).encode() + b"\n")
 
     async def _receive(self) -> dict[str, Any] | None:
         """The next message; None when the process is gone."""

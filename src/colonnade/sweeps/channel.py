@@ -15,6 +15,8 @@ METHODS = frozenset(
         "report",
         "should_prune",
         "set_user_attr",
+        "set_constraint",
+        "constraints",
         "params",
         "user_attrs",
         "distributions",
@@ -27,13 +29,18 @@ class Channel:
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
-        self._file = socket.socket(fileno=descriptor).makefile("rwb")
+        self._socket = socket.socket(fileno=descriptor)
+        self._file = self._socket.makefile("rwb")
         self._pid = os.getpid()
 
     @property
     def is_ours(self) -> bool:
         """Whether this is the process that was started, and no fork of it."""
         return os.getpid() == self._pid
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.is_ours, "two processes would write into each other's lines"

@@ -3,6 +3,7 @@
 The program finds, in its environment:
 
     COLONNADE_PARAM_<name>   the value of each parameter, also where it is in the arguments as {name}
+    COLONNADE_CARDS          the names of its cards, which are also the only ones that it sees
     COLONNADE_TRIAL          the folder of the trial
     COLONNADE_CHECKPOINT     a folder in it for what the program saves; the next attempt finds it again
     COLONNADE_RESULT         a file to which it may write its result, as JSON

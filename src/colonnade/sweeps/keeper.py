@@ -24,6 +24,7 @@ from colonnade.fleet.lease import Lease, ask, claims
 from colonnade.fleet.supervise import die_with, supervise
 from colonnade.sweeps.channel import CHANNEL
 
+CARDS = "COLONNADE_CARDS"  # the environment variable that names the leased cards
 CANNOT_START = 127  # as a shell says it
 LARGEST = 2**20  # bytes of an order
 
@@ -64,6 +65,7 @@ def _keep(orders: socket.socket, says: dict[str, Any]) -> None:
 def _run(order: dict[str, Any], descriptors: list[int], lease: Lease, keep: list[int], virtual: bool) -> int:
     log, *channel = descriptors
     inside = {**environment(os.environ, lease, virtual), **order["environment"]}
+    inside[CARDS] = ",".join(lease.claim.slots)
     if channel:
         inside[CHANNEL] = str(channel[0])
     mine = os.dup(2)

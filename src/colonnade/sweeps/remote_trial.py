@@ -54,6 +54,14 @@ class RemoteTrial:
     def set_user_attr(self, key: str, value: Any) -> None:
         self._channel.ask("set_user_attr", key, value)
 
+    def set_constraint(self, key: str, value: float) -> None:
+        self._channel.ask("set_constraint", key, float(value))
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        found: dict[str, float] = self._channel.ask("constraints")
+        return found
+
     @property
     def params(self) -> dict[str, Any]:
         found: dict[str, Any] = self._channel.ask("params")

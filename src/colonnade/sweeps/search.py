@@ -74,13 +74,13 @@ def pruner(name: str) -> optuna.pruners.BasePruner:
     return kinds[name]()
 
 
-def search_problems(sampler_name: str, pruner_name: str, seed: int | None) -> Iterator[Problem]:
+def search_problems(sampler_name: str, pruner_name: str) -> Iterator[Problem]:
     """What is wrong with the names of a sampler and a pruner, or with what they need."""
     if sampler_name not in SAMPLERS:
         yield Problem("--sampler", sampler_name, "is none that there is", f"Try {', '.join(SAMPLERS)}")
     else:
         try:
-            sampler(sampler_name, seed)
+            sampler(sampler_name, None)
         except ImportError as missing:
             rule = f"needs a package that is not installed ({str(missing).partition(chr(10))[0].rstrip('.')})"
             yield Problem("--sampler", sampler_name, rule, "Install it, or try tpe")

@@ -65,6 +65,8 @@ class SweepSettings:
             return self.study
         if self.objective is not None:
             return re.sub(r"\W+", "-", self.label.replace(".py:", ":"))
+        if not self.command:
+            return "sweep"
         named = [Path(argument).stem for argument in self.command if not argument.startswith("-")]
         script = next((name for name in named[1:2] if named[0].startswith("python")), named[0])
         return re.sub(r"[^\w.-]+", "-", script).strip("-.") or "sweep"
@@ -106,7 +108,7 @@ def checked(settings: SweepSettings) -> CheckedSweep:
             *_what_problems(settings, [*values, *space]),
             *bad_grid,
             *bad_ranges,
-            *search.search_problems(given or "random", settings.pruner, settings.seed),
+            *search.search_problems(given or "random", settings.pruner),
             *_card_problems(settings, len(pool.slots), virtual),
             *_number_problems(settings, plain_grid),
             *bad_timeout,

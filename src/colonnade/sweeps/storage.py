@@ -24,6 +24,7 @@ JOURNAL = "journal.log"
 CONNECT = 10  # seconds in which a server must answer at first
 PATIENCE = 600.0  # seconds that a storage may be away
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two tries
+QUIET = 0.5  # seconds before anything is said of it
 SCHEMES = ("sqlite", "postgresql", "mysql", "redis", "rediss", "unix")
 
 P = ParamSpec("P")
@@ -136,7 +137,7 @@ class Persistent:
                 gone = time.monotonic() - since
                 if gone > self._patience or self.giving_up.wait(pause):
                     raise StorageAway(f"the storage has not answered for {gone:.0f} s: {said}") from None
-                if not told and gone > 1:
+                if not told and gone > QUIET:
                     self._tell(f"the storage does not answer ({said}); trials go on, trying again")
                     told = True
                 pause = min(2 * pause, LONGEST_PAUSE)

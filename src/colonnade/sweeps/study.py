@@ -1,6 +1,7 @@
 """Opens a study for a sweep, runs the sweep, and says what came of it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -47,28 +48,35 @@ def conduct(settings: SweepSettings, watcher: Watcher | None = None) -> Swept:
     """Run a sweep to its end, or until Ctrl-C or SIGTERM; the same again goes on where it was."""
     watcher = watcher or Unwatched()
     sweep = checked(settings)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     # What can be wrong comes first: then nothing is left behind by a mistake.
     if settings.objective is not None:
         check_importable(settings.objective)
-    storage = open_storage(settings.storage, settings.path)
-    study = _study(sweep, storage)
-    with SweepOwner(settings.path) as owner:
-        _write_study_file(settings)
-        book = TrialBook(
-            study,
-            storage,
-            settings.path,
-            owner,
-            sweep.search,
-            retries=settings.retries,
-            shared=settings.storage is not None,
-        )
+    with _quiet_optuna():
+        storage = open_storage(settings.storage, settings.path)
+        study = _study(sweep, storage)
         board = Board(settings.name, sweep.search.trials, settings.direction == "maximize")
-        sweeper = Sweeper(book, board, owner, sweep.share, sweep.most, _runners(sweep), watcher)
-        _run(sweeper, sweep.timeout)
+        with SweepOwner(settings.path) as owner:
+            _write_study_file(settings)
+            shared = settings.storage is not None
+            book = TrialBook(
+                study, storage, settings.path, owner, sweep.search, retries=settings.retries, shared=shared
+            )
+            sweeper = Sweeper(book, board, owner, sweep.share, sweep.most, _runners(sweep), watcher)
+            _run(sweeper, sweep.timeout)
     return Swept(study, settings.path, board, settings, sweeper.stopped_by)
+
+
+@contextlib.contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Without its notes on every trial, which are shown in another way, and on what is experimental in it."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def open_study(folder: Path) -> optuna.Study:
@@ -143,10 +151,16 @@ def _run(sweeper: Sweeper, timeout: float | None) -> None:
                 loop.add_signal_handler(number, sweeper.stop, signal.Signals(number).name)
         await sweeper.run(timeout)
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_loop():
         asyncio.run(run())
         return
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, run()).result()
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
