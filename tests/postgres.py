@@ -1,4 +1,4 @@
-"""A PostgreSQL server of Debian's package for a test: started, stopped for a while, and removed at the end."""
+"""A PostgreSQL server for a test, of Debian's package: it can be stopped and started again."""
 
 import os
 import pwd

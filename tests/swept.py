@@ -77,7 +77,7 @@ class Hunt:
             parent = psutil.Process(sweep.pid)
             below = parent.children(recursive=True)
             starting = len(below) < 2
-            if starting and self.random.random() < 0.8:
+            if starting and self.random.random() < 0.95:
                 return  # else most kills would be of sweeps that have not begun
             victim = parent if starting or self.random.random() < 0.2 else self.random.choice(below)
             kind = "sweep" if victim == parent else _kind(victim)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from colonnade.fleet.lease import Pool, ask, claims
-from colonnade.sweeps.slot import LeaseRefused, Share, Slot
+from colonnade.sweeps.slot import LeaseRefused, Slot, SlotLease
 
 NAME = ("colonnade", "sweep", "a", "0")
 
@@ -20,7 +20,7 @@ def slot(tmp_path):
     slots = []
 
     def start(**options):
-        share = Share(**{"virtual": 2, "leases": tmp_path / "leases", **options})
+        share = SlotLease(**{"virtual": 2, "leases": tmp_path / "leases", **options})
         slots.append(Slot(share, NAME, write))
         return slots[-1]
 
@@ -132,9 +132,9 @@ def test_leases_that_cannot_be_used(slot, tmp_path):
 SWEEP = """
 import asyncio, os, sys
 from pathlib import Path
-from colonnade.sweeps.slot import Share, Slot
+from colonnade.sweeps.slot import SlotLease, Slot
 async def main(folder):
-    slot = Slot(Share(virtual=1, leases=folder / "leases"), ("a",), os.dup(2))
+    slot = Slot(SlotLease(virtual=1, leases=folder / "leases"), ("a",), os.dup(2))
     await slot.lease()
     text = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(60)"
     slot.start([sys.executable, "-c", text], {}, folder / "log.txt", None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from families import long
 from fresh import ROOT
 from postgres import Server, find
 
@@ -55,12 +56,17 @@ def machine(folder, url, study, trials, **environment):
 
 
 def ends(url, study, tmp_path):
-    loaded = optuna.load_study(study_name=study, storage=open_storage(url, tmp_path))
-    return loaded.trials
+    storage = open_storage(url, tmp_path)
+    try:
+        return optuna.load_study(study_name=study, storage=storage).trials
+    finally:
+        storage.engine.dispose()
 
 
-def test_two_machines_share_a_study_and_the_server_is_away_for_a_while(server, tmp_path):
-    both = [machine(tmp_path / name, server.url, "both", 24, SECONDS="0.3") for name in ("one", "two")]
+@pytest.mark.parametrize(("count", "gone"), [(8, 1), *long((24, 30))])
+def test_two_machines_share_a_study_and_the_server_is_away_for_a_while(server, tmp_path, count, gone):
+    study = f"both-{count}"
+    both = [machine(tmp_path / name, server.url, study, count, SECONDS="0.3") for name in ("one", "two")]
 
     def away():
         deadline = time.monotonic() + 60
@@ -70,7 +76,7 @@ def test_two_machines_share_a_study_and_the_server_is_away_for_a_while(server, t
                 break
             time.sleep(0.05)
         server.stop()
-        time.sleep(3)
+        time.sleep(gone)
         server.start()
 
     thread = threading.Thread(target=away)
@@ -79,15 +85,15 @@ def test_two_machines_share_a_study_and_the_server_is_away_for_a_while(server, t
     thread.join()
     assert [one.returncode for one in both] == [0, 0], said
     assert any("does not answer" in text and "answers again" in text for text in said), said
-    trials = ends(server.url, "both", tmp_path)
+    trials = ends(server.url, study, tmp_path)
     # Each may have begun one more when they looked at the same moment.
-    assert 24 <= len(trials) <= 26
+    assert count <= len(trials) <= count + 2
     assert {trial.state.name for trial in trials} == {"COMPLETE"}
     begun = Counter()
     for name in ("one", "two"):
         lines = [json.loads(line) for line in (tmp_path / name / "notes.jsonl").read_text().splitlines()]
         mine = Counter(number for number, what, *_ in lines if what == "begun")
-        assert len(mine) >= 3, "both have worked"
+        assert len(mine) >= 1, "both have worked"
         begun += mine
     assert set(begun) == {trial.number for trial in trials}
     assert begun.total() == len(trials), "none was run twice"

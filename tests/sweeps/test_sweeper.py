@@ -9,6 +9,7 @@ import time
 
 import optuna
 import pytest
+from families import kept
 from swept import main as hunt
 
 from colonnade.fleet.lease import Pool, ask, claims
@@ -54,6 +55,7 @@ def test_leases_of_others_are_respected(sweep, states, monkeypatch):
     assert {slots for _, slots in sweep.seen.boards} >= {1, 2}
 
 
+@pytest.mark.long
 def test_cards_are_given_back_to_who_waits(sweep, states):
     """Somebody who wants all cards gets them after the trials at hand, and then the sweep goes on."""
     leases = sweep.folder.parent / "leases"
@@ -73,7 +75,7 @@ def test_cards_are_given_back_to_who_waits(sweep, states):
     assert len(got) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_ctrl_c_lets_trials_save_and_the_same_goes_on(sweep, states, number):
     folder = sweep.folder / "objectives-saving" / "trials"
 

@@ -18,7 +18,7 @@ from colonnade.fleet.lease import is_share
 from colonnade.sweeps import search
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.search import Search
-from colonnade.sweeps.slot import Share
+from colonnade.sweeps.slot import SlotLease
 
 FOLDER = "studies"
 STUDY_NAME = re.compile(r"\w[\w.-]*")
@@ -83,7 +83,7 @@ class CheckedSweep:
 
     settings: SweepSettings
     search: Search
-    share: Share
+    share: SlotLease
     most: int  # slots at a time
     timeout: float | None
     stall: float | None
@@ -124,7 +124,7 @@ def checked(settings: SweepSettings) -> CheckedSweep:
         usual = "tpe" if settings.objective is not None else "random"
         chosen = Search(settings.trials, given or usual, settings.seed, {**kinds, **space})
     each = len(pool.slots) // settings.cards * int(1 / Fraction(settings.memory))
-    share = Share(settings.cards, settings.memory, virtual, settings.leases, settings.share)
+    share = SlotLease(settings.cards, settings.memory, virtual, settings.leases, settings.share)
     identity = {"what": settings.label, "grid": values, "range": list(settings.range)}
     return CheckedSweep(settings, chosen, share, each, timeout, stall, identity)
 

@@ -24,7 +24,7 @@ CLOSE = 5.0  # seconds in which a keeper without a program ends
 
 
 @dataclass(frozen=True)
-class Share:
+class SlotLease:
     """What each slot leases: how many cards, and how much of each; `virtual` ones, if there are such."""
 
     cards: int = 1
@@ -41,7 +41,7 @@ class LeaseRefused(ColonnadeError, RuntimeError):
 class Slot:
     """One keeper. `cards` is empty until it has its lease; `over` once it can run nothing more."""
 
-    def __init__(self, share: Share, command: Sequence[str], owner: int) -> None:
+    def __init__(self, share: SlotLease, command: Sequence[str], owner: int) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         says = {

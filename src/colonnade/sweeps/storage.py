@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalRedisBackend
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.sweeps.journal import KernelLockedJournal
@@ -23,6 +23,7 @@ from colonnade.sweeps.journal import KernelLockedJournal
 JOURNAL = "journal.log"
 CONNECT = 10  # seconds in which a server must answer at first
 PATIENCE = 600.0  # seconds that a storage may be away
+TABLES = 20  # tries to open a database whose tables others make at the same moment
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two tries
 QUIET = 0.5  # seconds before anything is said of it
 SCHEMES = ("sqlite", "postgresql", "mysql", "redis", "rediss", "unix")
@@ -66,8 +67,19 @@ def _open(url: str | None, folder: Path) -> BaseStorage:
         journal = JournalStorage(JournalRedisBackend(f"{url}{joint}socket_connect_timeout={CONNECT}"))
         journal.get_all_studies()
         return journal
-    engine: dict[str, object] = {"pool_pre_ping": True, "connect_args": _connecting(kind)}
-    return RDBStorage(_with_driver(url, kind), engine_kwargs=engine)
+    return _database(_with_driver(url), _connecting(kind))
+
+
+def _database(url: str, connecting: dict[str, int]) -> RDBStorage:
+    """A database; where another machine makes the tables at the same moment, they are there the next time."""
+    for left in range(TABLES, -1, -1):
+        try:
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True, "connect_args": dict(connecting)})
+        except SQLAlchemyError as error:
+            if not left or not (isinstance(error, IntegrityError) or "already exists" in str(error)):
+                raise
+            time.sleep(FIRST_PAUSE)
+    raise AssertionError("the last try returns or raises")
 
 
 def _said(error: Exception) -> str:
@@ -82,7 +94,7 @@ def _connecting(kind: str) -> dict[str, int]:
     return {"connect_timeout": CONNECT}
 
 
-def _with_driver(url: str, kind: str) -> str:
+def _with_driver(url: str) -> str:
     """SQLAlchemy's first choice for PostgreSQL is a driver that may not be the one installed."""
     plain = url.startswith("postgresql://")
     if plain and importlib.util.find_spec("psycopg") and not importlib.util.find_spec("psycopg2"):

@@ -20,16 +20,17 @@ from colonnade.sweeps.attempt import CommandRunner, ObjectiveRunner, Runner, Sta
 from colonnade.sweeps.board import Board, Unwatched, Watcher
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.objective import check_importable
-from colonnade.sweeps.owner import SweepOwner
+from colonnade.sweeps.owner import SweepOwner, alone_with
 from colonnade.sweeps.search import pruner
 from colonnade.sweeps.settings import CheckedSweep, SweepSettings, checked
 from colonnade.sweeps.slot import Slot
-from colonnade.sweeps.storage import open_storage
+from colonnade.sweeps.storage import Persistent, open_storage
 from colonnade.sweeps.sweeper import Sweeper
 from colonnade.sweeps.trial_book import TrialBook
 
 IDENTITY = "colonnade:sweep"  # the attribute of a study that says what it tries
 STUDY_FILE = "study.json"  # says in a study's folder where its storage is
+FIRST = 30.0  # seconds that a storage may be away at the very beginning
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,9 +54,10 @@ def conduct(settings: SweepSettings, watcher: Watcher | None = None) -> Swept:
         check_importable(settings.objective)
     with _quiet_optuna():
         storage = open_storage(settings.storage, settings.path)
-        study = _study(sweep, storage)
         board = Board(settings.name, sweep.search.trials, settings.direction == "maximize")
         with SweepOwner(settings.path) as owner:
+            with alone_with(settings.path):
+                study = Persistent(watcher.noted, FIRST).call(_study, sweep, storage)
             _write_study_file(settings)
             shared = settings.storage is not None
             book = TrialBook(
@@ -100,16 +102,15 @@ def _study(sweep: CheckedSweep, storage: optuna.storages.BaseStorage) -> optuna.
         pruner=pruner(settings.pruner),
         load_if_exists=True,
     )
-    known = study.user_attrs.get(IDENTITY)
-    if known is None:
+    if IDENTITY not in study.user_attrs:
         study.set_user_attr(IDENTITY, sweep.identity)
-    check("sweep", _other_study(sweep, study, known))
+    check("sweep", _other_study(sweep, study, study.user_attrs[IDENTITY]))
     return study
 
 
 def _other_study(sweep: CheckedSweep, study: optuna.Study, known: object) -> Iterator[Problem]:
     fix = "Give this one another name, such as --study " + sweep.settings.name + "-2"
-    if known is not None and known != sweep.identity:
+    if known != sweep.identity:
         rule = f"there is a study of that name that tries something else: {json.dumps(known)}"
         yield Problem("--study", sweep.settings.name, rule, fix)
     if study.direction.name.lower() != sweep.settings.direction:

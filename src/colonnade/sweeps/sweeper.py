@@ -17,7 +17,7 @@ from colonnade.sweeps.attempt import Runner
 from colonnade.sweeps.board import Board, RunningTrial, Watcher
 from colonnade.sweeps.ending import CUT, Ending
 from colonnade.sweeps.owner import SweepOwner
-from colonnade.sweeps.slot import Share, Slot
+from colonnade.sweeps.slot import Slot, SlotLease
 from colonnade.sweeps.storage import Persistent
 from colonnade.sweeps.trial_book import Taken, TrialBook
 
@@ -36,7 +36,7 @@ class Sweeper:
         book: TrialBook,
         board: Board,
         owner: SweepOwner,
-        share: Share,
+        share: SlotLease,
         most: int,
         runner: Callable[["Sweeper", Slot], Runner],
         watcher: Watcher,
