@@ -19,7 +19,13 @@ def test_a_grid_has_every_combination_once():
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("rate=", "no values"), ("rate", "no values"), ("=1,2", "name of a parameter"), ("a=1,1", "twice")],
+    [
+        ("rate=", "no values"),
+        ("rate", "no values"),
+        ("=1,2", "name of a parameter"),
+        ("a=1,1", "twice"),
+        ("a=1,true", "twice"),
+    ],
 )
 def test_bad_grids(text, says):
     _, amiss = search.grid([text])

@@ -7,8 +7,9 @@ import time
 import psutil
 import pytest
 
+import colonnade as cn
 from colonnade.fleet.lease import Pool, ask, claims
-from colonnade.sweeps.slot import LeaseRefused, Slot, SlotLease
+from colonnade.sweeps.slot import Slot, SlotLease
 
 NAME = ("colonnade", "sweep", "a", "0")
 
@@ -125,7 +126,7 @@ def test_leases_that_cannot_be_used(slot, tmp_path):
         finally:
             await kept.close()
 
-    with pytest.raises(LeaseRefused, match="cannot be made"):
+    with pytest.raises(cn.ColonnadeError, match="cannot be made"):
         asyncio.run(main())
 
 

@@ -3,7 +3,7 @@ import time
 import pytest
 
 import colonnade as cn
-from colonnade.sweeps.storage import Persistent, StorageAway, open_storage, without_password
+from colonnade.sweeps.storage import Persistent, open_storage, without_password
 
 
 def test_urls(tmp_path):
@@ -49,11 +49,11 @@ def test_patience_ends():
     def never():
         raise OSError("gone")
 
-    with pytest.raises(StorageAway, match="gone"):
+    with pytest.raises(cn.ColonnadeError, match="gone"):
         Persistent(print, patience=0.2).call(never)
     hurried = Persistent(print)
     hurried.giving_up.set()
-    with pytest.raises(StorageAway):
+    with pytest.raises(cn.ColonnadeError):
         hurried.call(never)
 
 

@@ -36,8 +36,10 @@ def test_reports(tmp_path):
 
 def test_attempts_are_kept(tmp_path):
     folder = made(tmp_path)
-    folder.note({"begun": "a"}, {})
-    folder.note({"begun": "a", "exit": 137}, {"x": 1})
-    folder.note({"begun": "b", "exit": 0}, {"x": 1})
-    assert folder.attempts() == [{"begun": "a", "exit": 137}, {"begun": "b", "exit": 0}]
+    assert folder.attempts() == []
+    attempts = [{"begun": "a", "exit": 137}, {"begun": "b", "exit": 0}]
+    folder.note(attempts, {"x": 1})
+    assert folder.attempts() == attempts
     assert json.loads((folder.path / "trial.json").read_text())["parameters"] == {"x": 1}
+    (folder.path / "trial.json").write_text("{torn")
+    assert folder.attempts() == []

@@ -118,7 +118,7 @@ def grid(texts: Sequence[str]) -> tuple[dict[str, list[Any]], list[Problem]]:
         settings = [value(part.strip()) for part in listed.split(",") if part.strip()]
         if not equals or not settings:
             amiss.append(Problem("--grid", text, "has no values", f"Try {name or 'rate'}=0.1,0.01"))
-        elif len({json.dumps(setting) for setting in settings}) < len(settings):
+        elif len(set(settings)) < len(settings):  # for Optuna, 1 and true are the same
             rule = "has a value twice, and every combination is tried once"
             amiss.append(Problem("--grid", text, rule, "Leave one of them out"))
         values[name] = settings

@@ -92,6 +92,7 @@ class CheckedSweep:
 
 def checked(settings: SweepSettings) -> CheckedSweep:
     """The settings, if they can be used; else one error that lists everything that is wrong."""
+    check("sweep", _platform_problems(sys.platform))
     given = settings.sampler
     values, bad_grid = search.grid(settings.grid)
     space, bad_ranges = search.ranges(settings.range)
@@ -129,11 +130,12 @@ def checked(settings: SweepSettings) -> CheckedSweep:
     return CheckedSweep(settings, chosen, share, each, timeout, stall, identity)
 
 
+def _platform_problems(platform: str) -> Iterator[Problem]:
+    if platform != "linux":
+        yield Problem("platform", platform, "sweep needs Linux to end what it started", "Use Optuna alone")
+
+
 def _what_problems(settings: SweepSettings, parameters: list[str]) -> Iterator[Problem]:
-    if sys.platform != "linux":
-        yield Problem(
-            "platform", sys.platform, "sweep needs Linux to end what it started", "Use Optuna alone"
-        )
     if (settings.objective is None) == (not settings.command):
         both = "an objective and a command" if settings.command else "neither an objective nor a command"
         fix = "Write module:function, or --grid NAME=VALUES -- PROGRAM ARGUMENTS"

@@ -34,10 +34,6 @@ class SlotLease:
     share: bool = False
 
 
-class LeaseRefused(ColonnadeError, RuntimeError):
-    """A slot could not get in line for cards."""
-
-
 class Slot:
     """One keeper. `cards` is empty until it has its lease; `over` once it can run nothing more."""
 
@@ -71,7 +67,7 @@ class Slot:
         """Wait for cards; False if the slot came to its end instead."""
         while (answer := await self._receive()) is not None:
             if "refused" in answer:
-                raise LeaseRefused(answer["refused"])
+                raise ColonnadeError(answer["refused"])
             self.place = answer.get("waiting", 0)
             if "leased" in answer:
                 self.cards = tuple(answer["leased"])

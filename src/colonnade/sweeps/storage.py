@@ -17,7 +17,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalRedisBackend
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.sweeps.journal import KernelLockedJournal
 
 JOURNAL = "journal.log"
@@ -30,10 +30,6 @@ SCHEMES = ("sqlite", "postgresql", "mysql", "redis", "rediss", "unix")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class StorageAway(Exception):
-    """A storage did not answer for so long that the sweep gives up."""
 
 
 def open_storage(url: str | None, folder: Path) -> BaseStorage:
@@ -148,7 +144,10 @@ class Persistent:
                 said = _said(error)
                 gone = time.monotonic() - since
                 if gone > self._patience or self.giving_up.wait(pause):
-                    raise StorageAway(f"the storage has not answered for {gone:.0f} s: {said}") from None
+                    raise ColonnadeError(
+                        f"The storage has not answered for {gone:.0f} s: {said}. What runs is lost, "
+                        "and is run again: give the same command when the storage is back."
+                    ) from None
                 if not told and gone > QUIET:
                     self._tell(f"the storage does not answer ({said}); trials go on, trying again")
                     told = True

@@ -149,7 +149,8 @@ def _run(sweeper: Sweeper, timeout: float | None) -> None:
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
             for number in SIGNALS:
-                loop.add_signal_handler(number, sweeper.stop, signal.Signals(number).name)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    loop.add_signal_handler(number, sweeper.stop, number.name)
         await sweeper.run(timeout)
 
     if not _has_loop():

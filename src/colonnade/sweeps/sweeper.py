@@ -159,13 +159,13 @@ class Sweeper:
 
     async def _trial(self, slot: Slot, runner: Runner, taken: Taken) -> None:
         """One attempt at a trial; it is written down as ended, or as to be tried again."""
-        attempts = await asyncio.to_thread(taken.folder.attempts)
-        shown = RunningTrial(taken.number, slot.cards, dict(taken.trial.params), len(attempts) + 1)
+        before = taken.folder.attempts()
+        shown = RunningTrial(taken.number, slot.cards, dict(taken.trial.params), len(before) + 1)
         begun = datetime.now(UTC).isoformat(timespec="milliseconds")
         facts: dict[str, Any] = {"begun": begun, "host": self._host, "cards": slot.cards}
         self._board.running[taken.number] = shown
         self._watcher.begun(shown)
-        self._note(taken, shown, facts)
+        self._note(taken, [*before, facts], shown.params)
         ending = Ending(CUT, reason=self.stopped_by)
         if not self.stopped_by:
             ending = await runner.attempt(taken, shown)
@@ -175,11 +175,12 @@ class Sweeper:
         facts |= {"seconds": round(shown.seconds, 3), "end": ending.kind, "reason": ending.reason}
         self._board.end(shown, ending)
         self._watcher.ended(shown, ending)
-        self._note(taken, shown, facts | {"exit": await runner.settle()})
+        facts["exit"] = await runner.settle()
+        self._note(taken, [*before, facts], shown.params)
 
-    def _note(self, taken: Taken, shown: RunningTrial, facts: dict[str, Any]) -> None:
+    def _note(self, taken: Taken, attempts: list[dict[str, Any]], params: dict[str, Any]) -> None:
         try:
-            taken.folder.note(facts, shown.params)
+            taken.folder.note(attempts, params)
         except OSError as error:
             self._watcher.noted(f"trial {taken.number}: trial.json cannot be written ({error.strerror})")
 

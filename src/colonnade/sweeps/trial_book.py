@@ -18,6 +18,7 @@
 Everything here is called from one thread, and can be called again if an answer was lost.
 """
 
+import json
 import time
 import warnings
 from collections import Counter
@@ -276,9 +277,9 @@ class TrialBook:
         with owning.alone_with(self._folder):
             if self.study.user_attrs.get(GRID, 0) >= len(grid):
                 return
-            there = [trial.params for trial in self.study.get_trials(deepcopy=False)]
+            there = {_key(trial.params) for trial in self.study.get_trials(deepcopy=False)}
             for combination in grid:
-                if combination not in there:
+                if _key(combination) not in there:
                     self._create(combination, self._search.kinds, {"owner": self._owner.name})
             self.study.set_user_attr(GRID, len(grid))
 
@@ -326,6 +327,10 @@ class TrialBook:
 def _attributes(trial: FrozenTrial) -> dict[str, Any]:
     ours = trial.user_attrs.get(OURS, {})
     return ours if isinstance(ours, dict) else {}
+
+
+def _key(params: Mapping[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)
 
 
 def _trials_text(numbers: list[int]) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,9 @@ class TrialFolder:
             return []
         return says
 
-    def note(self, attempt: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-        """Write down an attempt, in place of what was known of it when it began."""
-        before = [known for known in self.attempts() if known["begun"] != attempt["begun"]]
-        whole = {"parameters": dict(params), "attempts": [*before, dict(attempt)]}
+    def note(self, attempts: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> None:
+        """Write down the attempts so far."""
+        whole = {"parameters": dict(params), "attempts": list(attempts)}
         new = self.path / "trial.json.new"
         new.write_text(json.dumps(whole, indent=2) + "\n")
         new.replace(self.path / "trial.json")
