@@ -82,6 +82,7 @@ class TrialBook:
         self._folder = folder
         self._owner = owner
         self._search = search
+        self._sampler = search.sampler(0)
         self._retries = retries
         self._shared = shared  # with other machines, which see the storage and not the folder
         self._running: dict[int, Taken] = {}
@@ -102,7 +103,9 @@ class TrialBook:
             number = self._mark_next(mine)
             if number is None:
                 return None
-            sampler = self.study.sampler = self._search.sampler(number)
+            # Without a seed one for all, for it remembers some of what it has read.
+            sampler = self._sampler if self._search.seed is None else self._search.sampler(number)
+            self.study.sampler = sampler
             trial = self.study.ask(self._search.space)
             ours = {**trial.user_attrs.get(OURS, {}), **mine}
             if ours != trial.user_attrs.get(OURS):  # another machine was quicker, and left us the next one
