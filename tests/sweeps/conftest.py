@@ -37,13 +37,15 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("WITNESS", str(tmp_path))
 
     def run(objective=None, **options):
-        run.seen = Seen()
+        run.seen.lines.clear()
+        run.seen.boards.clear()
         options.setdefault("virtual", 2)
         places = {"folder": tmp_path / "studies", "leases": tmp_path / "leases"}
         what = None if objective is None else f"objectives:{objective}"
         return conduct(SweepSettings(objective=what, **places, **options), run.seen)
 
     run.folder = tmp_path / "studies"
+    run.seen = Seen()
     run.python = sys.executable
     return run
 

@@ -72,7 +72,10 @@ def test_a_killed_slot_is_over_when_its_program_is_gone(slot):
 
     slot.log.touch()
     assert not any(map(psutil.pid_exists, asyncio.run(main())))
-    assert claims(slot.leases) == ()
+    deadline = time.monotonic() + 2  # the supervisor's last act closes one descriptor after another
+    while claims(slot.leases):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_sigterm_reaches_the_program(slot):
@@ -93,11 +96,9 @@ def test_sigterm_reaches_the_program(slot):
     assert asyncio.run(main()) == 75
 
 
-def test_it_waits_in_line_and_says_when_others_wait(slot):
-    pool = Pool(("virtual:0", "virtual:1"))
-
+def test_it_waits_in_line(slot):
     async def main():
-        with ask(pool, 2, directory=slot.leases) as other:
+        with ask(Pool(("virtual:0", "virtual:1")), 2, directory=slot.leases) as other:
             other.wait()
             kept = slot()
             leasing = asyncio.ensure_future(kept.lease())
@@ -105,17 +106,10 @@ def test_it_waits_in_line_and_says_when_others_wait(slot):
                 await asyncio.sleep(0.01)
             assert not leasing.done()
         assert await leasing
-        python(kept, "", slot.log)
-        assert await kept.end() == 0
-        wanted = [kept.wanted]
-        with ask(pool, 2, directory=slot.leases):
-            python(kept, "", slot.log)
-            assert await kept.end() == 0
-            wanted.append(kept.wanted)
         await kept.close()
-        return wanted
+        return kept.cards
 
-    assert asyncio.run(main()) == [False, True]
+    assert asyncio.run(main()) == ("virtual:0",)
 
 
 def test_leases_that_cannot_be_used(slot, tmp_path):

@@ -55,24 +55,25 @@ def test_leases_of_others_are_respected(sweep, states, monkeypatch):
     assert {slots for _, slots in sweep.seen.boards} >= {1, 2}
 
 
-@pytest.mark.long
-def test_cards_are_given_back_to_who_waits(sweep, states):
+@pytest.mark.parametrize("reuse", kept([True, False], True))
+def test_cards_are_given_back_to_who_waits(sweep, states, reuse):
     """Somebody who wants all cards gets them after the trials at hand, and then the sweep goes on."""
     leases = sweep.folder.parent / "leases"
-    got = []
+    ended = []
 
     def want():
-        time.sleep(1.0)
+        while ("begun", 2) not in sweep.seen.lines:
+            time.sleep(0.02)
         with ask(Pool(("virtual:0", "virtual:1")), 2, directory=leases) as lease:
             lease.wait(20)
-            got.append(len(claims(leases)))
+            ended.append(sum(what == "complete" for what, _ in sweep.seen.lines))
 
     thread = threading.Thread(target=want)
     thread.start()
-    swept = sweep("hunted", trials=6, virtual=2)
+    swept = sweep("hunted", trials=10, virtual=2, reuse=reuse)
     thread.join()
     assert states(swept.study) == ["COMPLETE"] * 10
-    assert len(got) == 1
+    assert 2 < ended[0] < 10, "in the middle of it"
 
 
 @pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM], signal.SIGINT))

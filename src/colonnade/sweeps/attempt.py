@@ -118,6 +118,8 @@ class ObjectiveRunner:
         self._writer: asyncio.StreamWriter
 
     async def attempt(self, taken: Taken, shown: RunningTrial) -> Ending:
+        if self._end is not None and self._end.done():
+            await self._ended()  # it was killed after its last trial
         if self._end is None:
             await self._start(taken.folder)
         assert self._end is not None, "it was started"

@@ -8,7 +8,7 @@ and the supervisor ends the rest within seconds. Orders and answers are messages
     {"leased": [card, ...]}                ours, until the keeper ends
     {"refused": text}                      the leases cannot be used
                   {"run": command, "environment": ...}  with the log, and the trial's channel if it has one
-    {"ended": code, "wanted": bool}        and whether somebody else waits for these cards
+    {"ended": code}
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from colonnade.errors import ColonnadeError
 from colonnade.fleet.launch import environment, pool_of
-from colonnade.fleet.lease import Lease, ask, claims
+from colonnade.fleet.lease import Lease, ask
 from colonnade.fleet.supervise import die_with, supervise
 from colonnade.sweeps.channel import CHANNEL
 
@@ -59,7 +59,7 @@ def _keep(orders: socket.socket, says: dict[str, Any]) -> None:
             if not text:
                 return
             code = _run(json.loads(text), descriptors, lease, [says["owner"]], says["virtual"] is not None)
-            _send(orders, {"ended": code, "wanted": _is_wanted(lease, directory)})
+            _send(orders, {"ended": code})
 
 
 def _run(order: dict[str, Any], descriptors: list[int], lease: Lease, keep: list[int], virtual: bool) -> int:
@@ -81,15 +81,6 @@ def _run(order: dict[str, Any], descriptors: list[int], lease: Lease, keep: list
         os.dup2(mine, 2)
         for descriptor in (mine, *descriptors):
             os.close(descriptor)
-
-
-def _is_wanted(lease: Lease, directory: Path | None) -> bool:
-    """Whether somebody who is no slot of this sweep waits for cards such as ours."""
-    ours = lease.claim
-    return any(
-        not other.slots and other.command != ours.command and not set(other.among).isdisjoint(ours.slots)
-        for other in claims(directory)
-    )
 
 
 def _send(orders: socket.socket, message: dict[str, Any]) -> None:

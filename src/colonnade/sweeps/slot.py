@@ -60,7 +60,6 @@ class Slot:
             )
         self.cards: tuple[str, ...] = ()
         self.place = 0  # in the line
-        self.wanted = False
         self.over = False
 
     async def lease(self) -> bool:
@@ -93,7 +92,6 @@ class Slot:
         answer = await self._receive()
         if answer is None:
             return None
-        self.wanted = answer["wanted"]
         code: int = answer["ended"]
         return code
 

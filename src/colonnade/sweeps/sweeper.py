@@ -8,11 +8,13 @@ gets in line again; at most one slot of a sweep is in line for long.
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from colonnade.fleet.lease import claims
 from colonnade.sweeps.attempt import Runner
 from colonnade.sweeps.board import Board, RunningTrial, Watcher
 from colonnade.sweeps.ending import CUT, Ending
@@ -23,6 +25,7 @@ from colonnade.sweeps.trial_book import Taken, TrialBook
 
 TIDY = 5.0  # seconds between two looks for what dead sweeps left
 TICK = 0.25  # seconds between two looks at what there is to show and to begin
+LOOK = 1.0  # seconds between two looks for who else waits for cards
 GRACE = 30.0  # seconds in which a trial may save and end when the sweep is to end
 
 T = TypeVar("T")
@@ -44,6 +47,9 @@ class Sweeper:
         self._book, self._board, self._owner, self._watcher = book, board, owner, watcher
         self._share, self._most, self._runner = share, most, runner
         self._host = socket.gethostname()
+        self._name = ("colonnade", "sweep", board.study, owner.name)  # of its claims among all leases
+        self._wanted: set[str] = set()  # the cards for which others wait
+        self._looked = 0.0
         self._slots: set[Slot] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._persistent = Persistent(watcher.noted)
@@ -54,7 +60,8 @@ class Sweeper:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.call_later(timeout, self.stop, "the time given is over")
         try:
-            await self.ask(self._book.prepare)
+            for text in await self.ask(self._book.prepare):
+                self._watcher.noted(text)
             self._board.take(await self.ask(self._book.state))
             house = asyncio.ensure_future(self._keep_house())
             try:
@@ -135,27 +142,40 @@ class Sweeper:
 
     async def _abandon(self, tasks: "set[asyncio.Future[None]]") -> None:
         """The storage is gone for good, or there are no leases to be had: end everything at once."""
+        self._persistent.giving_up.set()
         self._kill()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _slot(self) -> None:
-        slot = Slot(
-            self._share, ("colonnade", "sweep", self._board.study, self._owner.name), self._owner.descriptor
-        )
+        slot = Slot(self._share, self._name, self._owner.descriptor)
         self._slots.add(slot)
         try:
             if not await slot.lease():
                 return
             runner = self._runner(self, slot)
-            while not (self.stopped_by or slot.over or slot.wanted):
+            while not (self.stopped_by or slot.over):
                 taken = await self.ask(self._book.take, ", ".join(slot.cards), self._host)
                 if taken is None:
                     break
                 await self._trial(slot, runner, taken)
+                if self._is_wanted(slot):
+                    break
             await runner.close()
         finally:
             await slot.close()
             self._slots.discard(slot)
+
+    def _is_wanted(self, slot: Slot) -> bool:
+        """Whether somebody who is no slot of ours waits for cards such as these; looks once a second."""
+        if time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            waiting = [claim for claim in claims(self._share.leases) if not claim.slots]
+            self._wanted = {card for claim in waiting if claim.command != self._name for card in claim.among}
+        if self._wanted.isdisjoint(slot.cards):
+            return False
+        self._wanted = set()  # one card may be enough for him: the next slot looks again
+        self._looked = 0.0
+        return True
 
     async def _trial(self, slot: Slot, runner: Runner, taken: Taken) -> None:
         """One attempt at a trial; it is written down as ended, or as to be tried again."""
@@ -168,7 +188,10 @@ class Sweeper:
         self._note(taken, [*before, facts], shown.params)
         ending = Ending(CUT, reason=self.stopped_by)
         if not self.stopped_by:
-            ending = await runner.attempt(taken, shown)
+            try:
+                ending = await runner.attempt(taken, shown)
+            except OSError as error:  # its folder is gone, or the machine has no more processes
+                ending = Ending("failed", reason=f"it could not be run: {error}", again=True)
         if ending.kind == "failed" and self.stopped_by:
             ending = Ending(CUT, reason=self.stopped_by)
         ending = await self.ask(self._book.end, taken, ending)

@@ -18,6 +18,7 @@
 Everything here is called from one thread, and can be called again if an answer was lost.
 """
 
+import contextlib
 import json
 import time
 import warnings
@@ -90,11 +91,12 @@ class TrialBook:
         self._beats: dict[str, tuple[object, float]] = {}
         self._beat = 0
 
-    def prepare(self) -> None:
+    def prepare(self) -> list[str]:
         """Before the first trial: get back what dead sweeps left, and write the grid, if there is one."""
-        self.tidy()
+        said = self.tidy()
         if self._search.grid is not None:
             self._write_grid(self._search.grid)
+        return said
 
     def take(self, cards: str, host: str) -> Taken | None:
         """A trial to run on these cards; None if there is none to begin now."""
@@ -103,6 +105,7 @@ class TrialBook:
             number = self._mark_next(mine)
             if number is None:
                 return None
+            TrialFolder(self.folder_of(number)).make()  # before it runs: the disk may be full
             # Without a seed one for all, for it remembers some of what it has read.
             sampler = self._sampler if self._search.seed is None else self._search.sampler(number)
             self.study.sampler = sampler
@@ -150,7 +153,8 @@ class TrialBook:
         with warnings.catch_warnings():  # a trial that is run again reports again what it did before
             warnings.simplefilter("ignore")
             taken.trial.report(value, step)
-        taken.folder.reported(step, value)
+        with contextlib.suppress(OSError):  # the storage has it; a full disk need not stop the training
+            taken.folder.reported(step, value)
 
     def folder_of(self, number: int) -> Path:
         return self._folder / "trials" / f"{number:04d}"
@@ -183,11 +187,12 @@ class TrialBook:
     def end(self, taken: Taken, ending: Ending) -> Ending:
         """Write down how a trial ended; returns what became of it: a failure may have become a cut."""
         number = taken.number
-        if ending.kind == "failed" and ending.again and taken.failures < self._retries:
-            failures = {**_attributes(self._frozen(number)), "failures": taken.failures + 1}
-            taken.trial.set_user_attr(OURS, failures)
-            ending = Ending(CUT, reason=ending.reason)
+        again = ending.kind == "failed" and ending.again and taken.failures < self._retries
         try:
+            if again:
+                counted = {**_attributes(self._frozen(number)), "failures": taken.failures + 1}
+                taken.trial.set_user_attr(OURS, counted)
+                ending = Ending(CUT, reason=ending.reason)
             if ending.kind == CUT:
                 self._give_back(number, self._owner.name)
             else:
@@ -216,7 +221,7 @@ class TrialBook:
             said += self._stray(set(owned.pop(self._owner.name, ())) - self._running.keys())
             for name, numbers in owned.items():
                 how = owning.state(self._folder, name)
-                if how == "dead":
+                if how == "dead" or (how == "remote" and not self._shared):
                     for number in numbers:
                         self._give_back(number, name)
                     said.append(f"{_trials_text(numbers)} of a sweep that died: to be run again")
