@@ -13,6 +13,11 @@ def empty(trial):
     return trial.suggest_float("x", -1, 1) ** 2
 
 
+def slow(trial):
+    time.sleep(0.4)
+    return trial.suggest_float("x", -1, 1) ** 2
+
+
 def reported(trial):
     """Reports as it goes, and can be pruned."""
     import optuna

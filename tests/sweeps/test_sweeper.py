@@ -70,7 +70,7 @@ def test_cards_are_given_back_to_who_waits(sweep, states, reuse):
 
     thread = threading.Thread(target=want)
     thread.start()
-    swept = sweep("hunted", trials=10, virtual=2, reuse=reuse)
+    swept = sweep("slow", trials=10, virtual=2, reuse=reuse)
     thread.join()
     assert states(swept.study) == ["COMPLETE"] * 10
     assert 2 < ended[0] < 10, "in the middle of it"
