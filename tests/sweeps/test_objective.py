@@ -57,3 +57,9 @@ def test_names_of_functions():
     assert named(load) == "colonnade.sweeps.objective:load"
     with pytest.raises(cn.InvalidArgument, match="import by its name"):
         named(lambda trial: 1)
+    typed, scripted = {"__name__": "__main__"}, {"__name__": "__main__", "__file__": "/a/train.py"}
+    for space in (typed, scripted):
+        exec("def objective(trial): pass", space)
+    assert named(scripted["objective"]) == "/a/train.py:objective"
+    with pytest.raises(cn.InvalidArgument, match="was typed in"):
+        named(typed["objective"])

@@ -77,7 +77,7 @@ def named(function: Callable[..., Any]) -> str:
         )
     if module != "__main__":
         return f"{module}:{attribute}"
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    script = getattr(function, "__globals__", {}).get("__file__")
     if script is None:
         raise _mistake(attribute, "was typed in, and another process cannot import it", fix)
     return f"{Path(script).resolve()}:{attribute}"
