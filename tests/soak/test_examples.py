@@ -72,9 +72,7 @@ def test_12_sweep(tmp_path):
     seconds = time.monotonic() - start
     assert done.returncode == 0, done.stderr
     assert "20 of 20 finished" in done.stdout
-    assert {card for card in re.findall(r"begins on (virtual:\d)", done.stdout)} == {
-        f"virtual:{i}" for i in range(4)
-    }
+    assert set(re.findall(r"begins on (virtual:\d)", done.stdout)) == {f"virtual:{i}" for i in range(4)}
     assert last(done.stdout, r"best accuracy ([\d.]+)") > [0.95]
     assert (tmp_path / "studies" / "digits" / "report.html").exists()
     assert seconds < 120
