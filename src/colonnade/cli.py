@@ -240,8 +240,7 @@ def sweep(
 
     colonnade sweep --grid rate=0.1,0.01 -- python train.py --rate {rate}
 
-    Run again, it goes on where it was. Exit code 75 if it was stopped; 1 if no trial, or not all of a grid,
-    succeeded.
+    Run again, it goes on where it was. Exit code 75: it was stopped. 1: all failed, or some of a grid.
     """
     from colonnade.show.sweep import command
 

@@ -1,6 +1,8 @@
+import psutil
 import pytest
 
 import colonnade as cn
+from colonnade.fleet.lease import Pool, ask
 from colonnade.sweeps.settings import SweepSettings, checked
 
 
@@ -53,6 +55,14 @@ def test_all_that_is_wrong_comes_at_once():
         "--trials",
         "--timeout",
     ]
+
+
+def test_a_sweep_under_a_lease_does_not_wait_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [psutil.Process()])
+    with ask(Pool(("virtual:0", "virtual:1")), 2, directory=tmp_path / "leases") as lease:
+        lease.wait()
+        with pytest.raises(cn.InvalidArgument, match="would wait for its own end"):
+            checked(SweepSettings(**GOOD, leases=tmp_path / "leases"))
 
 
 def test_slots_follow_from_cards_and_their_shares():

@@ -60,7 +60,7 @@ def run(
     pool = pool_of(count, virtual)
     check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
     part = memory or "1"
-    check("run", _waits_for_itself(pool, count, part, directory))
+    check("run", waits_for_itself(pool, count, part, directory))
     with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
         try:
             lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
@@ -208,7 +208,7 @@ def _problems(
         yield Problem("--retries", retries, "must be a whole number from 0 up", "Leave it out for none")
 
 
-def _waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
+def waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
     """Under a lease, a second run may need cards that come free only when it has ended."""
     above = {process.pid for process in psutil.Process().parents()}
     ours = [c for c in claims(directory) if c.pid in above and Fraction(c.memory) + Fraction(part) > 1]

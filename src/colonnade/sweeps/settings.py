@@ -13,7 +13,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution
 
 from colonnade.errors import Problem, check, whole
-from colonnade.fleet.launch import pool_of, seconds
+from colonnade.fleet.launch import pool_of, seconds, waits_for_itself
 from colonnade.fleet.lease import is_share
 from colonnade.sweeps import search
 from colonnade.sweeps.command import Command
@@ -116,6 +116,7 @@ def checked(settings: SweepSettings) -> CheckedSweep:
             *bad_stall,
         ],
     )
+    check("sweep", waits_for_itself(pool, settings.cards, settings.memory, settings.leases))
     kinds: dict[str, BaseDistribution] = search.categories(values)
     if plain_grid:
         combinations = search.combinations(values, given or "grid", settings.seed)[: settings.trials]
