@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -12,6 +13,7 @@ import pytest
 from families import kept
 from swept import main as hunt
 
+import colonnade as cn
 from colonnade.fleet.lease import Pool, ask, claims
 from colonnade.show.sweep import exit_code
 from colonnade.sweeps import storage as storing
@@ -148,6 +150,12 @@ def test_a_full_disk_is_waited_for(sweep, states, monkeypatch):
         study_name="objectives-empty", storage=storing.open_storage(None, swept.folder)
     )
     assert states(reread) == ["COMPLETE"] * 6
+
+
+def test_keepers_that_do_not_start(sweep, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(cn.ColonnadeError, match="ended one after another before they had any"):
+        sweep(command=("echo", "a={a}"), grid=("a=1,2",), study="none")
 
 
 def test_the_time_is_over(sweep, states):

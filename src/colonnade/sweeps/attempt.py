@@ -76,7 +76,7 @@ class CommandRunner:
         self._code: int | None = None
 
     async def attempt(self, taken: Taken, shown: RunningTrial) -> Ending:
-        folder, params = taken.folder, dict(taken.trial.params)
+        folder, params = taken.folder, taken.params
         folder.result.unlink(missing_ok=True)
         begin = folder.log.stat().st_size
         inside = {**environment(folder), **self._command.environment(params)}
@@ -123,14 +123,13 @@ class ObjectiveRunner:
         if self._end is None:
             await self._start(taken.folder)
         assert self._end is not None, "it was started"
-        start = taken.trial.datetime_start
         order = {
             **self._study,
             "number": taken.number,
             "folder": str(taken.folder.path),
             "environment": environment(taken.folder),
             "log": str(taken.folder.log) if self._reuse else None,
-            "start": start.isoformat() if start else "",
+            "start": taken.start.isoformat(),
             "last": not self._reuse,
         }
         self._send(order)
@@ -158,7 +157,7 @@ class ObjectiveRunner:
                     await stop_stalled(self._slot, self._end)
         finally:
             reading.cancel()
-        code = await self._ended()
+        code = await self._finish()
         if stalled:
             return self._stall.ending
         return lost_slot() if code is None else of_exit(code) if code else _silent_exit()
@@ -206,10 +205,10 @@ class ObjectiveRunner:
         self._writer.write(json.dumps(message, default=lambda number: number.item()).encode() + b"\n")
 
     async def _receive(self) -> dict[str, Any] | None:
-        """The next message; None when the process is gone."""
+        """The next message; None when the process is gone, or says what nobody can read."""
         try:
             line = await self._reader.readline()
-        except ConnectionError:
+        except (ConnectionError, ValueError):
             return None
         return json.loads(line) if line.endswith(b"\n") else None
 

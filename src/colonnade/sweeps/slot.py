@@ -60,6 +60,7 @@ class Slot:
             )
         self.cards: tuple[str, ...] = ()
         self.place = 0  # in the line
+        self.dismissed = False  # by the sweep, which has another one in line
         self.over = False
 
     async def lease(self) -> bool:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from colonnade.errors import ColonnadeError
 from colonnade.fleet.lease import claims
 from colonnade.sweeps.attempt import Runner
 from colonnade.sweeps.board import Board, RunningTrial, Watcher
@@ -25,6 +26,7 @@ from colonnade.sweeps.trial_book import Taken, TrialBook
 
 TIDY = 5.0  # seconds between two looks for what dead sweeps left
 TICK = 0.25  # seconds between two looks at what there is to show and to begin
+STILLBORN = 20  # keepers in a row that may end before they have cards
 LOOK = 1.0  # seconds between two looks for who else waits for cards
 GRACE = 30.0  # seconds in which a trial may save and end when the sweep is to end
 
@@ -50,6 +52,7 @@ class Sweeper:
         self._name = ("colonnade", "sweep", board.study, owner.name)  # of its claims among all leases
         self._wanted: set[str] = set()  # the cards for which others wait
         self._looked = 0.0
+        self._stillborn = 0  # slots in a row that ended before they had cards
         self._slots: set[Slot] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._persistent = Persistent(watcher.noted)
@@ -137,8 +140,12 @@ class Sweeper:
             (slot.place, id(slot), slot) for slot in self._slots if slot.place and not slot.cards
         )
         for _, _, slot in waiting[1:]:
+            slot.dismissed = True
             slot.terminate()
-        self._board.in_line = waiting[0][0] if waiting else 0
+        place = waiting[0][0] if waiting else 0
+        if place and not self._board.in_line and not self._board.running:
+            self._watcher.noted(f"waiting for cards, number {place} in line")
+        self._board.in_line = place
 
     async def _abandon(self, tasks: "set[asyncio.Future[None]]") -> None:
         """The storage is gone for good, or there are no leases to be had: end everything at once."""
@@ -151,7 +158,9 @@ class Sweeper:
         self._slots.add(slot)
         try:
             if not await slot.lease():
+                self._count_stillborn(slot)
                 return
+            self._stillborn = 0
             runner = self._runner(self, slot)
             while not (self.stopped_by or slot.over):
                 taken = await self.ask(self._book.take, ", ".join(slot.cards), self._host)
@@ -164,6 +173,15 @@ class Sweeper:
         finally:
             await slot.close()
             self._slots.discard(slot)
+
+    def _count_stillborn(self, slot: Slot) -> None:
+        """A keeper may be killed before it has cards, but not again and again."""
+        self._stillborn += not (slot.dismissed or self.stopped_by)
+        if self._stillborn > STILLBORN:
+            raise ColonnadeError(
+                f"{self._stillborn} processes that were to keep cards ended one after another before they "
+                "had any. What they printed is above."
+            )
 
     def _is_wanted(self, slot: Slot) -> bool:
         """Whether somebody who is no slot of ours waits for cards such as these; looks once a second."""
@@ -180,7 +198,7 @@ class Sweeper:
     async def _trial(self, slot: Slot, runner: Runner, taken: Taken) -> None:
         """One attempt at a trial; it is written down as ended, or as to be tried again."""
         before = taken.folder.attempts()
-        shown = RunningTrial(taken.number, slot.cards, dict(taken.trial.params), len(before) + 1)
+        shown = RunningTrial(taken.number, slot.cards, dict(taken.params), len(before) + 1)
         begun = datetime.now(UTC).isoformat(timespec="milliseconds")
         facts: dict[str, Any] = {"begun": begun, "host": self._host, "cards": slot.cards}
         self._board.running[taken.number] = shown

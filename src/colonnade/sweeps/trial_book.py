@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,13 @@ STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed"
 class Taken:
     """A trial that this sweep owns and is to run."""
 
-    trial: optuna.Trial
+    trial: optuna.Trial  # for the thread of the storage only: it reads from there
     sampler: optuna.samplers.BaseSampler
     folder: TrialFolder
+    number: int
+    params: dict[str, Any]  # those that are known already
+    start: datetime
     failures: int  # of earlier attempts
-
-    @property
-    def number(self) -> int:
-        return int(self.trial.number)
 
 
 class TrialBook:
@@ -115,9 +115,10 @@ class TrialBook:
                 trial.set_user_attr(OURS, ours)
             folder = TrialFolder(self.folder_of(trial.number))
             folder.make()
-            taken = Taken(trial, sampler, folder, ours.get("failures", 0))
+            failures, start = ours.get("failures", 0), trial.datetime_start or datetime.now()
+            taken = Taken(trial, sampler, folder, trial.number, trial.params, start, failures)
             self._running[taken.number] = taken
-        twin = self._twin(taken.number, trial.params)
+        twin = self._twin(taken.number, taken.params)
         if twin is None:
             return taken
         self.end(taken, Ending("failed", reason=f"the same combination as trial {twin}"))
