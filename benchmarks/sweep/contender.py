@@ -4,7 +4,6 @@ contender.py colonnade COUNT WORKERS FOLDER     colonnade's sweep, --reuse
 contender.py process COUNT WORKERS FOLDER       the same, a process for each trial
 contender.py threads COUNT WORKERS URL          Optuna's own n_jobs, on a storage
 contender.py hand COUNT WORKERS URL             a program for each trial, as a shell loop starts them
-contender.py one URL                            that program
 contender.py busy COUNT WORKERS FOLDER REUSE    trials of two seconds: how much of the time cards were busy
 """
 
@@ -22,6 +21,7 @@ from statistics import median
 
 import objectives
 import optuna
+from one_trial import open_study
 
 from colonnade.sweeps.board import RunningTrial, Unwatched
 from colonnade.sweeps.ending import Ending
@@ -68,26 +68,18 @@ def swept(name: str, count: int, workers: int, folder: Path, *, reuse: bool) -> 
     return clock.seconds
 
 
-def _study(url: str) -> optuna.Study:
-    storage: optuna.storages.BaseStorage | str = url
-    if url.endswith(".log"):
-        backend = optuna.storages.journal.JournalFileBackend(url)
-        storage = optuna.storages.JournalStorage(backend)
-    return optuna.create_study(study_name=NAME, storage=storage, load_if_exists=True)
-
-
 def threads(count: int, workers: int, url: str) -> float:
-    study = _study(url)
+    study = open_study(url)
     start = time.perf_counter()
     study.optimize(objectives.empty, n_trials=count, n_jobs=workers)
     return time.perf_counter() - start
 
 
 def hand(count: int, workers: int, url: str) -> float:
-    _study(url)
+    open_study(url)
 
     def one(_: int) -> None:
-        subprocess.run([sys.executable, __file__, "one", url], check=True)
+        subprocess.run([sys.executable, str(HERE / "one_trial.py"), url], check=True)
 
     start = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
@@ -128,11 +120,6 @@ def busy(count: int, workers: int, folder: Path, *, reuse: bool) -> dict[str, fl
 def main(arguments: Sequence[str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kind, *rest = arguments
-    if kind == "one":
-        study = _study(rest[0])
-        trial = study.ask()
-        study.tell(trial, objectives.empty(trial))
-        return
     count, workers, place = int(rest[0]), int(rest[1]), rest[2]
     if kind == "busy":
         print(json.dumps(busy(count, workers, Path(place), reuse=rest[3] == "reuse")))
