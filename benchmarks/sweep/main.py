@@ -76,6 +76,7 @@ def main(quick: Annotated[bool, typer.Option("--quick", help="Fewer trials and r
     for text, good in (
         (f"an empty trial under {1000 * OVERHEAD:.0f} ms", median(first) < OVERHEAD),
         (f"{CARDS} cards busy at least {BUSY:.0%} of the time, --reuse", busy["reuse"]["busy"] >= BUSY),
+        (f"{CARDS} cards busy at least {BUSY:.0%}, a process per trial", busy["process"]["busy"] >= BUSY),
         (f"idle between trials under {IDLE:.0f} s beside the start", busy["process"]["idle"] < IDLE),
     ):
         console.print(f"{text}: {'PASS' if good else 'FALLS SHORT'}", highlight=False)
