@@ -1,13 +1,15 @@
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from io import StringIO
+from pathlib import Path
 
 import optuna
 import pytest
-from fresh import COMMAND, ROOT
+from fresh import ROOT
 from rich.console import Console
 
 import colonnade as cn
@@ -44,8 +46,10 @@ def test_a_crash_is_reported_with_the_end_of_its_log(here):
 
 def dashboard(journal):
     """optuna-dashboard opens the storage, and lists the study."""
-    program = COMMAND.replace("colonnade", "optuna-dashboard") if os.path.exists(COMMAND) else ""
-    port = 20000 + os.getpid() % 20000
+    program = str(Path(sys.executable).with_name("optuna-dashboard"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     with subprocess.Popen(
         [program, "--port", str(port), str(journal)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as served:
