@@ -50,7 +50,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.python
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.python
 	@echo "Installing TensorFlow ($(EXTRA)), Colonnade and its tools into $(VENV), once; this takes a minute or two."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo,bench,experiment,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),demo,bench,experiment,sweep,postgresql,dev]'
 	@touch $@ $(VENV)/.demo
 
 $(CARDS)/fakecards.so: tests/cards/fakecards.cc $(CARDS)/.dev

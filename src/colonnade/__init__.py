@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from colonnade.run.train.memory import memory
     from colonnade.run.train.trainer import Trainer
     from colonnade.run.variables.partitioned import Partitioned
+    from colonnade.show.sweep import sweep
     from colonnade.show.timeline import draw
+    from colonnade.sweeps.pruning import pruning
 
 __version__ = "0.1.0"
 
@@ -84,7 +86,9 @@ __all__ = [
     "memory",
     "parallel",
     "placement",
+    "pruning",
     "setup",
+    "sweep",
     "verify",
     "width",
 ]
@@ -113,7 +117,9 @@ _HOME = {
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
+    "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
+    "sweep": "show.sweep",
     "verify": "run.parallel.verify",
     "width": "run.width",
 }

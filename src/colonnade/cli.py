@@ -203,6 +203,71 @@ def run(
     raise typer.Exit(code)
 
 
+@app.command()
+def sweep(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="module:function | -- PROGRAM ARGUMENTS", help="What to try."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="How many in all; all of a grid.")] = None,
+    cards: Annotated[int, typer.Option(help="How many cards a trial gets.")] = 1,
+    memory: Annotated[str, typer.Option(help="The share of each card, such as 0.5.")] = "1",
+    virtual: Annotated[int | None, typer.Option(help="Use so many virtual cards.")] = None,
+    direction: Annotated[str, typer.Option(help="minimize or maximize.")] = "minimize",
+    timeout: Annotated[str | None, typer.Option(help="End after this time: 90s, 2h.")] = None,
+    study: Annotated[str | None, typer.Option(metavar="NAME", help="The study's name.")] = None,
+    storage: Annotated[str | None, typer.Option(metavar="URL", help="Shared by several machines.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="tpe, random, qmc, cmaes or gp.")] = None,
+    pruner: Annotated[str, typer.Option(help="median, hyperband, halving or none.")] = "median",
+    seed: Annotated[int | None, typer.Option(help="What is drawn follows from it.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help="Values of {NAME}.")] = None,
+    range_: Annotated[
+        list[str] | None, typer.Option("--range", metavar="NAME=A..B[:log]", help="A range of {NAME}.")
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=V", help="Run once, with these parameters.")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="Try a killed or hung trial again so often.")] = 0,
+    stall: Annotated[str | None, typer.Option(help="Minutes without a sign: it hangs.")] = None,
+    reuse: Annotated[bool, typer.Option("--reuse", help="One process for many trials.")] = False,
+    share: Annotated[bool, typer.Option("--share", help="Also cards in use without a lease.")] = False,
+    folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Where studies are; ./studies.")] = None,
+    leases: Leases = None,
+) -> None:
+    """A card per setting: trials of an Optuna objective, or of any program, on all cards.
+
+    colonnade sweep train:objective --trials 50
+
+    colonnade sweep --grid rate=0.1,0.01 -- python train.py --rate {rate}
+
+    Run again, it goes on where it was. Exit code 75: it was stopped. 1: all failed, or some of a grid.
+    """
+    from colonnade.show.sweep import command
+
+    options = {
+        "trials": trials,
+        "cards": cards,
+        "memory": memory,
+        "virtual": virtual,
+        "direction": direction,
+        "timeout": timeout,
+        "study": study,
+        "storage": storage,
+        "sampler": sampler,
+        "pruner": pruner,
+        "seed": seed,
+        "grid": tuple(grid or ()),
+        "range": tuple(range_ or ()),
+        "retries": retries,
+        "stall": stall,
+        "reuse": reuse,
+        "share": share,
+        "folder": folder,
+        "leases": leases,
+    }
+    raise typer.Exit(command(Console(), arguments or (), options, fix or ()))
+
+
 @app.command("leases")
 def show_leases(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -51,3 +51,13 @@ def test_modes_gives_ratios() -> None:
     )
     assert not done.returncode, done.stderr
     assert "one weight: time for 3000 asynchronous updates" in done.stdout
+
+
+def test_sweep_gives_its_figures(tmp_path: Path) -> None:
+    program = BENCHMARKS / "sweep" / "main.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "--quick"], capture_output=True, text=True, timeout=600, cwd=tmp_path
+    )
+    assert not done.returncode, done.stderr
+    for text in ("an empty trial under 20 ms", "16 cards busy at least 95%", "idle between trials under 1 s"):
+        assert text in done.stdout

@@ -1,9 +1,12 @@
 """The examples that train for longer than half a minute."""
 
 import re
+import sys
+import time
 
 import numpy as np
 import pytest
+from fresh import ROOT, run
 from paired import last, output
 
 pytestmark = pytest.mark.alone
@@ -59,3 +62,17 @@ def test_08_keras_fit():
     assert wanted.shape == (8, 2)
     np.testing.assert_allclose(found, wanted, atol=5e-3)  # one of 360 images, or the last digits
     assert last(after, r"test loss [\d.]+, accuracy ([\d.]+)") > [0.93]
+
+
+def test_12_sweep(tmp_path):
+    """Twenty trials on four virtual cards, in under two minutes."""
+    start = time.monotonic()
+    program = str(ROOT / "examples" / "12_sweep" / "after.py")
+    done = run([sys.executable, program], cwd=tmp_path, COLONNADE_LEASES=str(tmp_path / "leases"))
+    seconds = time.monotonic() - start
+    assert done.returncode == 0, done.stderr
+    assert "20 of 20 finished" in done.stdout
+    assert set(re.findall(r"begins on (virtual:\d)", done.stdout)) == {f"virtual:{i}" for i in range(4)}
+    assert last(done.stdout, r"best accuracy ([\d.]+)") > [0.95]
+    assert (tmp_path / "studies" / "digits" / "report.html").exists()
+    assert seconds < 120

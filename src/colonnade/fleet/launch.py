@@ -57,10 +57,10 @@ def run(
         The exit code of the command, 128 + n if signal n ended it; 124 if no cards came free in time.
     """
     count = cards if cards is not None else virtual or 1
-    pool = _virtual_cards(virtual) if virtual is not None else _cards(count)
+    pool = pool_of(count, virtual)
     check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
     part = memory or "1"
-    check("run", _waits_for_itself(pool, count, part, directory))
+    check("run", waits_for_itself(pool, count, part, directory))
     with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
         try:
             lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
@@ -96,6 +96,11 @@ def seconds(text: str) -> float:
         raise ValueError(f"{text!r} is not a time span")
     amounts: list[tuple[str, str]] = re.findall(r"([\d.]+)([smhd]?)", text)
     return sum(float(number) * UNITS[unit] for number, unit in amounts)
+
+
+def pool_of(count: int, virtual: int | None) -> Pool:
+    """What `count` cards are taken from: so many virtual ones, or the real ones of this machine."""
+    return _virtual_cards(virtual) if virtual is not None else _cards(count)
 
 
 def _cards(count: int) -> Pool:
@@ -203,7 +208,7 @@ def _problems(
         yield Problem("--retries", retries, "must be a whole number from 0 up", "Leave it out for none")
 
 
-def _waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
+def waits_for_itself(pool: Pool, count: int, part: str, directory: Path | None) -> Iterator[Problem]:
     """Under a lease, a second run may need cards that come free only when it has ended."""
     above = {process.pid for process in psutil.Process().parents()}
     ours = [c for c in claims(directory) if c.pid in above and Fraction(c.memory) + Fraction(part) > 1]

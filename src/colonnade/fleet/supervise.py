@@ -43,8 +43,8 @@ class Exit:
     interrupted: bool
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], keep: int) -> Exit:
-    """Run a command to its end. It inherits the descriptor `keep`. Raises OSError if it cannot start.
+def supervise(command: Sequence[str], environment: Mapping[str, str], *keep: int) -> Exit:
+    """Run a command to its end. It inherits the descriptors `keep`. Raises OSError if it cannot start.
 
     Call it from a process that has no other thread and no other child: it forks, and ends all its children.
     """
@@ -104,7 +104,11 @@ class _Program:
     """The program, as a child of the supervisor."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], keep: int, mask: Collection[int]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        keep: tuple[int, ...],
+        mask: Collection[int],
     ) -> None:
         supervisor = os.getpid()
 
@@ -115,7 +119,7 @@ class _Program:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
         # Kept, because a Popen that goes away waits for its process, and its exit code is lost.
-        self._started = subprocess.Popen(command, env=environment, pass_fds=(keep,), preexec_fn=prepare)
+        self._started = subprocess.Popen(command, env=environment, pass_fds=keep, preexec_fn=prepare)
         self.pid = self._started.pid
         self.code: int | None = None
 
@@ -156,6 +160,13 @@ def _oversee(program: _Program, launcher: int) -> int:
             os.kill(program.pid, arrived.si_signo)
     _end()
     return os.EX_SOFTWARE if program.code is None else program.code
+
+
+def die_with(parent: int) -> None:
+    """Be killed by the kernel when `parent`, which started this process, is gone; at once if it is."""
+    _prctl(SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end() -> None:

@@ -1,0 +1,33 @@
+"""How an attempt at a trial ended: what its process said last, and how it went."""
+
+import signal
+from dataclasses import dataclass
+
+from colonnade.errors import RESUMABLE
+
+CUT = "cut"  # the sweep ended it; it is to be tried again, and that counts as no failure
+KILLED = 128  # and more: the number of the signal that ended the program
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`kind` is complete, pruned, failed or cut. A failure that `again` marks may go better next time."""
+
+    kind: str
+    value: float | None = None
+    reason: str = ""
+    again: bool = False
+
+
+def of_exit(code: int) -> Ending:
+    """The failure that an exit code without a result stands for."""
+    if code == RESUMABLE:
+        return Ending("failed", reason=f"exit code {RESUMABLE}: it asks to be started again", again=True)
+    if code > KILLED:
+        try:
+            name = signal.Signals(code - KILLED).name
+        except ValueError:
+            return Ending("failed", reason=f"exit code {code}")
+        memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+        return Ending("failed", reason=f"killed by {name}{memory}", again=True)
+    return Ending("failed", reason=f"exit code {code}")
