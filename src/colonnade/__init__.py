@@ -24,8 +24,10 @@ from colonnade.errors import (
 from colonnade.hardware.onednn import switch_on as _switch_on_onednn
 
 if TYPE_CHECKING:
+    from colonnade.describe.plan import Plan
     from colonnade.describe.timeline import Timeline
     from colonnade.describe.topology import Topology
+    from colonnade.describe.workload import Workload
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
@@ -69,6 +71,7 @@ __all__ = [
     "Pipeline",
     "Placement",
     "PlacementError",
+    "Plan",
     "Record",
     "Report",
     "Synchronous",
@@ -77,6 +80,7 @@ __all__ = [
     "Trainer",
     "UnreadCheckpoint",
     "Weighted",
+    "Workload",
     "broadcast",
     "draw",
     "fit",
@@ -99,6 +103,7 @@ _HOME = {
     "Partitioned": "run.variables.partitioned",
     "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",
+    "Plan": "describe.plan",
     "Record": "run.engine.history",
     "Report": "run.parallel.verify_report",
     "Synchronous": "run.sync.lockstep",
@@ -106,6 +111,7 @@ _HOME = {
     "Topology": "describe.topology",
     "Trainer": "run.train.trainer",
     "Weighted": "run.step.objective",
+    "Workload": "describe.workload",
     "broadcast": "run.batch.split",
     "draw": "show.timeline",
     "fit": "run.train.keras_fit",
