@@ -13,7 +13,8 @@ VERSION = 1
 SYNCS = ("synchronous", "asynchronous", "local", "diloco", "elastic")
 SHARDABLE = ("slots", "gradients", "parameters")
 # `order` is that of the engine: the tree of `reason.reduction` on links, a star where copies cost nothing.
-REDUCTIONS = ("order", "ring", "tree", "scatter", "hierarchical")
+# `host`: the processor adds up gradients and keeps the parameters, as a parameter server.
+REDUCTIONS = ("order", "ring", "tree", "scatter", "hierarchical", "host")
 FIX = "Take the plan that cn.plan() returned"
 
 
@@ -55,7 +56,7 @@ RULES: dict[str, Rule] = {
     "shares": one_of("even", "measured"),
     "schedule": one_of("sequential", "gpipe", "1f1b"),
     "reduce": one_of(*REDUCTIONS),
-    "recompute": one_of("none", "selective", "full"),
+    "recompute": one_of("none", "selective", "full", "stage"),
     "sequence": FLAG,
     "advice": TEXT,
 }

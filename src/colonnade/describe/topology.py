@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 
 from colonnade.describe import fields, matrix, speeds
@@ -52,6 +52,12 @@ class Topology:
     def __len__(self) -> int:
         return len(self.devices)
 
+    def __hash__(self) -> int:
+        """Kept, because it is asked for often and thousands of devices take their time."""
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", hash((self.devices, self.links, self.adapters)))
+        return int(self.__dict__["_hash"])
+
     def link(self, i: int, j: int) -> Link:
         """The link from device i to device j."""
         check("Topology.link()", [*self._index_problems("i", i), *self._index_problems("j", j)])
@@ -64,6 +70,12 @@ class Topology:
         """
         chosen = tuple(indices)
         check("Topology.select()", self._index_problems("indices", *chosen))
+        if isinstance(self.links, MachineLinks):
+            runs = [(m, tuple(run)) for m, run in groupby(chosen, self.links.home.__getitem__)]
+            if (
+                len({m for m, _ in runs}) == len(runs) > 1
+            ):  # machine by machine, so that no table of all is needed
+                return _of_machines(self.links, runs)
         links = tuple(
             tuple(SELF if a == b else SHARED if i == j else self.links[i][j] for b, j in enumerate(chosen))
             for a, i in enumerate(chosen)
@@ -277,6 +289,19 @@ class Topology:
         """The topology that `to_json` wrote; all that is wrong with a text comes in one error."""
         plain = fields.loaded(text, WHERE, VERSION)
         return _machines(plain) if "boxes" in plain else _box(plain, "")
+
+
+def _of_machines(links: MachineLinks, runs: Sequence[tuple[int, tuple[int, ...]]]) -> Topology:
+    """Parts of some machines."""
+    parts: dict[tuple[Topology, tuple[int, ...]], Topology] = {}
+    boxes = []
+    for machine, run in runs:
+        local = tuple(device - links.starts[machine] for device in run)
+        key = (links.boxes[machine], local)
+        if key not in parts:
+            parts[key] = key[0].select(local)
+        boxes.append(parts[key])
+    return Topology(tuple(d for box in boxes for d in box.devices), MachineLinks(boxes, links.network))
 
 
 WHERE = "Topology.from_json()"

@@ -138,6 +138,19 @@ def gather_rows(group: Group, size: float) -> float:
     return all_gather(group, group.size * size)
 
 
+def through_host(topology: Topology, members: Sequence[int], size: float) -> float:
+    """Seconds until all have the sum that the processor made: up over PCIe and back, every device by its
+    own port.
+
+    >>> from colonnade.describe.topology import Topology
+    >>> round(through_host(Topology.uniform(2, "NV4"), [0, 1], 12e9), 3)
+    2.0
+    """
+    names = {topology.devices[device].name for device in members}
+    slowest = min(speeds.bandwidth("PHB", True, name) for name in names)
+    return 2 * (speeds.latency("PHB", False) + size / slowest)
+
+
 def _hierarchical(group: Group, size: float) -> float:
     local = ceil(group.size / group.machines)
     inner = Group(local, 1, group.inside, group.inside, group.step, 0.0)

@@ -172,7 +172,7 @@ def _one(
         total = sum(hop.bytes for hop in hops) if not shared_memory else 0
         done = ended[0] if shared_memory else ended.max()
         return float(max(0.0, done - closes.max())), total, 0 if shared_memory else round(size), named
-    group = cost.group_of(topology, members, sharing)
+    group = cost.group_of(topology, members, sharing) if plan.reduce != "host" else None
     how = (
         "scatter"
         if plan.sharded or plan.variables == "partitioned" or plan.reduce == "order"
@@ -181,7 +181,12 @@ def _one(
     now = -np.inf
     for message, share in zip(made.sizes, part, strict=True):
         ready_at = float((begins + share * (closes - begins)).max())
-        now = max(now, ready_at) + cost.all_reduce(group, float(message), "best" if how == "ring" else how)
+        if group is None:
+            now = max(now, ready_at) + cost.through_host(topology, members, float(message))
+        else:
+            now = max(now, ready_at) + cost.all_reduce(
+                group, float(message), "best" if how == "ring" else how
+            )
     each = round(2 * (plan.data - 1) / plan.data * size)
     return max(0.0, now - float(closes.max())), each * plan.data, each, []
 

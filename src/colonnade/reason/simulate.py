@@ -32,7 +32,7 @@ from colonnade.reason.schedule import SCHEDULES, interleaved
 from colonnade.reason.stages import Ran, StageCosts, run, run_shared
 
 # Steps that are drawn where devices jitter; their mean counts.
-DRAWN = 16
+DRAWN = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,13 @@ class Simulation:
 
 
 def simulate(
-    topology: Topology, workload: Workload, plan: Plan, runtime: Runtime = ENGINE, *, seed: int = 0
+    topology: Topology,
+    workload: Workload,
+    plan: Plan,
+    runtime: Runtime = ENGINE,
+    *,
+    seed: int = 0,
+    events: bool = True,
 ) -> Simulation:
     """Simulate a step.
 
@@ -79,6 +85,7 @@ def simulate(
         plan: who does what.
         runtime: how the software does it; Colonnade's engine by default.
         seed: of what is drawn, where devices jitter.
+        events: whether to keep a timeline; without one it is quicker.
 
     Example:
         >>> import colonnade as cn
@@ -91,7 +98,7 @@ def simulate(
         True
     """
     check("simulate()", misfits(topology, workload, plan))
-    return _Step(topology, workload, plan, runtime, np.random.default_rng(seed)).simulation()
+    return _Step(topology, workload, plan, runtime, np.random.default_rng(seed), events).simulation()
 
 
 def misfits(topology: Topology, workload: Workload, plan: Plan) -> list[Problem]:
@@ -120,8 +127,15 @@ class _Step:
     """One simulation: what the plan says, worked out for the topology."""
 
     def __init__(
-        self, topology: Topology, workload: Workload, plan: Plan, runtime: Runtime, rng: np.random.Generator
+        self,
+        topology: Topology,
+        workload: Workload,
+        plan: Plan,
+        runtime: Runtime,
+        rng: np.random.Generator,
+        events: bool,
     ) -> None:
+        self.events = events
         self.topology, self.workload, self.plan, self.runtime, self.rng = (
             topology,
             workload,
@@ -187,14 +201,9 @@ class _Step:
 
     def _paces(self) -> np.ndarray:
         """For each drawn step and each replica, how many times as long it takes."""
-        steps = DRAWN if self.runtime.jitter and self.plan.data > 1 else 1
-        drawn = (
-            self.rng.normal(1.0, self.runtime.jitter, (steps, self.plan.data)) if self.runtime.jitter else 1.0
-        )
-        paces = np.maximum(np.ones((steps, self.plan.data)) * drawn, 0.5)
-        if steps == 1:
-            paces = np.ones_like(paces)
-        return paces
+        if not self.runtime.jitter or self.plan.data == 1 or self.capacity is not None:
+            return np.ones((1, self.plan.data))
+        return np.maximum(self.rng.normal(1.0, self.runtime.jitter, (DRAWN, self.plan.data)), 0.5)
 
     def _replica(self, data: int) -> list[Ran]:
         """The stages of one replica, without jitter."""
@@ -223,7 +232,7 @@ class _Step:
                 exchange = self._exchange(layer, data, stage)
                 ahead += took.forward + exchange
                 back += took.backward + exchange
-                if plan.recompute == "full":
+                if plan.recompute in ("full", "stage"):
                     back += took.forward + exchange
                 elif plan.recompute == "selective":
                     back += layer_time.cheap_seconds(self.workload, layer, device, self.rows, plan.width)
@@ -339,6 +348,8 @@ class _Step:
     def _timeline(
         self, replicas: list[list[Ran]], reduction: Reduction, compute: float, update: float
     ) -> Timeline:
+        if not self.events:
+            return Timeline(())
         plan, staged = self.plan, self.plan.stage > 1
         events = []
         for d in range(plan.data):
