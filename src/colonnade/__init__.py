@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
     from colonnade.run.train.keras_fit import fit
     from colonnade.run.train.memory import memory
+    from colonnade.run.train.planning import plan
     from colonnade.run.train.trainer import Trainer
+    from colonnade.run.train.workload import workload
     from colonnade.run.variables.partitioned import Partitioned
     from colonnade.show.timeline import draw
 
@@ -88,9 +90,11 @@ __all__ = [
     "memory",
     "parallel",
     "placement",
+    "plan",
     "setup",
     "verify",
     "width",
+    "workload",
 ]
 
 _HOME = {
@@ -119,9 +123,11 @@ _HOME = {
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
+    "plan": "run.train.planning",
     "setup": "hardware.devices",
     "verify": "run.parallel.verify",
     "width": "run.width",
+    "workload": "run.train.workload",
 }
 # TensorFlow reads the setting once, when it is imported.
 _switch_on_onednn()

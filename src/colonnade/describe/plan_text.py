@@ -54,5 +54,5 @@ def size(count: float) -> str:
     """
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
-            return f"{count / unit:.3g} {name}"
+            return f"{count / unit:{'.3g' if count < 1000 * unit else '.0f'}} {name}"
     return f"{count:.0f} B"

@@ -15,7 +15,7 @@ from colonnade.reason.reduction import Round
 
 
 @dataclass(frozen=True)
-class Passage:
+class Hop:
     """A hop of a reduction: from whom to whom, when, and how many bytes."""
 
     source: int
@@ -33,7 +33,7 @@ def reduced(
     *,
     back: bool = True,
     addition: float = 0.0,
-) -> tuple[np.ndarray, list[Passage]]:
+) -> tuple[np.ndarray, list[Hop]]:
     """When each device has the sum, and the hops.
 
     Args:
@@ -45,7 +45,7 @@ def reduced(
         addition: seconds to add all messages of one device to those of another.
     """
     held = ready.astype(float)
-    hops: list[Passage] = []
+    hops: list[Hop] = []
     adding = addition * sizes / max(1.0, float(sizes.sum()))
     for pairs in rounds:
         _round(topology, list(pairs), held, held, sizes, hops, adding)
@@ -65,7 +65,7 @@ def _round(
     sent: np.ndarray,
     got: np.ndarray,
     sizes: np.ndarray,
-    hops: list[Passage],
+    hops: list[Hop],
     adding: np.ndarray,
     *,
     arrive: bool = False,
@@ -90,6 +90,6 @@ def _round(
     total = int(sizes.sum())
     begins, ended = starts.tolist(), ends[:, -1].tolist()
     hops += [
-        Passage(s, t, a, b, total)
+        Hop(s, t, a, b, total)
         for s, t, a, b in zip(sources.tolist(), targets.tolist(), begins, ended, strict=True)
     ]

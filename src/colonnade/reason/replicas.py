@@ -14,7 +14,7 @@ from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.reason import cost
-from colonnade.reason.along import Passage, reduced
+from colonnade.reason.along import Hop, reduced
 from colonnade.reason.reduction import reduction
 from colonnade.reason.runtime import Runtime
 from colonnade.reason.stages import Ran
@@ -31,7 +31,7 @@ class Reduction:
     waited: float = 0.0  # seconds until the slowest replica is there
     moved: int = 0
     busiest: int = 0
-    hops: list[Passage] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _one(
     closes: np.ndarray,
     stage: int,
     sharing: int,
-) -> tuple[float, int, int, list[Passage]]:
+) -> tuple[float, int, int, list[Hop]]:
     """Seconds beyond the backward pass, bytes in all, bytes over the busiest link, and the hops."""
     members = [plan.device(d, stage) for d in range(plan.data)]
     local = plan.sync in ("local", "diloco", "elastic")
@@ -168,7 +168,7 @@ def _one(
         ready = begins[:, None] + part[None, :] * (closes - begins)[:, None]
         addition = workload.addition * size / max(1, workload.gradient_bytes)
         ended, hops = reduced(chosen, rounds, ready, made.sizes, back=not shared_memory, addition=addition)
-        named = [Passage(members[h.source], members[h.target], h.start, h.end, h.bytes) for h in hops]
+        named = [Hop(members[h.source], members[h.target], h.start, h.end, h.bytes) for h in hops]
         total = sum(hop.bytes for hop in hops) if not shared_memory else 0
         done = ended[0] if shared_memory else ended.max()
         return float(max(0.0, done - closes.max())), total, 0 if shared_memory else round(size), named

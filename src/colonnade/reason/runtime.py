@@ -12,7 +12,7 @@ MIB = 2**20
 # Replicas that work in lockstep wait for the slowest, and no step takes exactly as long as the one before.
 # The standard deviation of a device's time, as a part of it: fitted to the table of PyTorch's DDP, in
 # which nothing else is left to explain (see benchmarks/prediction), and tried on the others.
-JITTER = 0.045
+JITTER = 0.04
 
 
 @dataclass(frozen=True)

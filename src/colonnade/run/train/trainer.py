@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.plan import Plan
 from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
-from colonnade.run.data.feed import feed
+from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
@@ -26,7 +27,7 @@ from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
-from colonnade.run.train import checks
+from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
 from colonnade.run.train.progress import Progress
@@ -50,6 +51,9 @@ class Trainer:
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
         reduce: the order in which gradients are added: `auto` follows the topology.
+        plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared
+        with what
+            it predicts (`history.predicted`). One with stages needs `devices=cn.Pipeline(model, plan=plan)`.
 
     Example:
         >>> import colonnade as cn, keras, tensorflow as tf
@@ -74,7 +78,13 @@ class Trainer:
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
+        plan: Plan | None = None,
     ) -> None:
+        self._plan = plan
+        if plan is not None:
+            check("Trainer()", by_plan.problems(plan, devices, sync, variables))
+            settled = by_plan.settled(plan, devices)
+            devices, sync, variables = settled.devices, settled.sync, settled.variables
         pipeline = devices if isinstance(devices, Pipeline) else None
         dealt = variables if isinstance(variables, Partitioned) else Partitioned()
         variables = "partitioned" if isinstance(variables, Partitioned) else variables
@@ -224,6 +234,11 @@ class Trainer:
             fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        if self._plan is not None:
+            again = None if is_generator(data) else batches.dataset
+            forecast.compare(
+                self._plan, history, self._engine, fitting.seconds_per_step, again, show=progress
+            )
         saver.ended(interrupted=history.interrupted)
         return history
 
