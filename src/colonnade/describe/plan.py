@@ -138,8 +138,9 @@ class Plan:
     @property
     def layout(self) -> str:
         """In a few words."""
+        again = "" if self.recompute == "none" else f", {self.recompute} recomputing"
         if self.num_devices == 1:
-            return "one device"
+            return f"one device{again}"
         parts = [
             f"{self.data} replicas" if self.data > 1 else "",
             f"{self.stage} stages" if self.stage > 1 else "",
@@ -157,9 +158,7 @@ class Plan:
             every = f" every {self.every}" if self.sync in ("local", "diloco", "elastic") else ""
             sharded = f" ({', '.join(self.sharded)} divided)" if self.sharded else ""
             words += f"{sync}{every}" if sync else "" if self.stage > 1 else f", {self.variables}{sharded}"
-        if self.recompute != "none":
-            words += f", {self.recompute} recomputing"
-        return words
+        return words + again
 
     @property
     def not_runnable(self) -> str:

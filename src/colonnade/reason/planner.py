@@ -95,7 +95,9 @@ def choose(
         (pair for kind, pair in kinds.items() if kind != _kind(best)), key=lambda pair: pair[1].step
     )
     single = next((p for plan, p in ranked if plan.num_devices == 1), None)
-    next_best = next((pair for pair in others if pair[0].num_devices > 1 and not pair[0].not_runnable), None)
+    # What one device is compared with: the fewest devices beyond it, in their best layout.
+    several = [pair for pair in others if pair[0].num_devices > 1 and not pair[0].not_runnable]
+    next_best = min(several, key=lambda pair: (pair[0].num_devices, pair[1].step), default=None)
     listed = [Candidate(plan.layout, why_slower(plan, p, best, predicted), p) for plan, p in others[:KEPT]]
     fitted = {_kind(one.plan) for one in fitting}
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}

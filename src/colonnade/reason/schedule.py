@@ -87,8 +87,8 @@ def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Iterato
 # one part each:
 #
 #   slot     | 0  1  2  3  4  5  6  7  8  9
-#   device 0 | F0 F1 F0 F1       B0 B1 B0 B1      stages 0 0 2 2, then 2 2 0 0
-#   device 1 |    F0 F1 F0 B0 F1 B1 B0 B1         stages 1 1 3 3 3 3 1 1
+#   device 0 | F0 F1 F0 F1    B0    B1 B0 B1      stages 0 0 2 2 - 2 - 2 0 0
+#   device 1 |    F0 F1 F0 B0 F1 B1 B0 B1         stages - 1 1 3 3 3 3 1 1
 def interleaved(num_devices: int, num_micro_batches: int, chunks: int) -> Iterator[Slot]:
     """1F1B with `chunks` stages on every device, k and k + num_devices and so on; other systems have it.
 
