@@ -50,7 +50,8 @@ def test_import_takes_four_small_files_and_no_tensorflow():
     at_first, with_topology, *rest = done.stdout.splitlines()
     small = {"colonnade", "colonnade.errors", "colonnade.hardware", "colonnade.hardware.onednn"}
     assert set(json.loads(at_first)) == small
-    used = {f"colonnade.describe.{name}" for name in ("matrix", "speeds", "topology")}
+    modules = ("fields", "link", "machines", "matrix", "speeds", "topology")
+    used = {f"colonnade.describe.{name}" for name in modules}
     assert set(json.loads(with_topology)) == {*small, "colonnade.describe", *used}
     assert rest == [f"{name} True True" for name in ("setup", "make_parallel", "placement")]
 

@@ -43,7 +43,8 @@ def _link_problems(link: "Link") -> Iterable[Problem]:
     for name, smallest in (("bandwidth", "above 0"), ("latency", "0 or more")):
         value = getattr(link, name)
         number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        if not number or value < 0 or (name == "bandwidth" and value == 0):
+        endless = number and math.isinf(value) and name == "latency"
+        if not number or endless or value < 0 or (name == "bandwidth" and value == 0):
             yield Problem(name, value, f"must be a number, {smallest}", "Use bytes per second, and seconds")
     if not isinstance(link.peer, bool):
         yield Problem("peer", link.peer, "must be True or False", "Try peer=True")

@@ -265,7 +265,7 @@ class Topology:
                     "version": VERSION,
                     "boxes": [json.loads(box.to_json()) for box in kinds],
                     "machines": [kinds.index(box) for box in self.boxes],
-                    "network": asdict(self.links.network),
+                    "network": _plain(self.links.network),
                 }
             )
         different = list(
@@ -276,10 +276,7 @@ class Topology:
             "version": VERSION,
             "adapters": self.adapters,
             "devices": [asdict(device) for device in self.devices],
-            "kinds": [
-                {**asdict(k), "bandwidth": None if math.isinf(k.bandwidth) else k.bandwidth}
-                for k in different
-            ],
+            "kinds": [_plain(kind) for kind in different],
             "links": places,
         }
         return json.dumps(plain)
@@ -370,6 +367,11 @@ def _machines(plain: dict[str, Any]) -> Topology:
     known = [boxes[place] for place in places]
     links = MachineLinks(known, _link(plain["network"]))
     return Topology(tuple(device for box in known for device in box.devices), links)
+
+
+def _plain(link: Link) -> dict[str, Any]:
+    """As JSON takes it, which has no word for what has no end."""
+    return {**asdict(link), "bandwidth": None if math.isinf(link.bandwidth) else link.bandwidth}
 
 
 def _link(plain: dict[str, Any]) -> Link:

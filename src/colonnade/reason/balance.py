@@ -1,5 +1,4 @@
-"""Deals layers out to the stages of a pipeline so that the slowest stage is as fast as can be; quick for
-many stages.
+"""Deals layers out to many stages so that the slowest is as fast as can be.
 
 A stage takes as many layers as a limit of time and its memory allow, then the next one goes on; the
 smallest limit under which all layers find a place is looked for among the sums that stages can have. It is

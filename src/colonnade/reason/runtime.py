@@ -1,5 +1,4 @@
-"""How a piece of software runs a step, where that is not a matter of the plan: Colonnade's engine, or
-another's.
+"""What software does in its own way when it runs a step: Colonnade's engine, and other systems.
 
 The published tables are of other systems. What they do differently is said here once, by the system, and
 never by the table.

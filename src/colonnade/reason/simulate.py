@@ -98,7 +98,7 @@ def simulate(
         True
     """
     check("simulate()", misfits(topology, workload, plan))
-    return _Step(topology, workload, plan, runtime, np.random.default_rng(seed), events).simulation()
+    return _PlannedStep(topology, workload, plan, runtime, np.random.default_rng(seed), events).simulation()
 
 
 def misfits(topology: Topology, workload: Workload, plan: Plan) -> list[Problem]:
@@ -123,7 +123,7 @@ def misfits(topology: Topology, workload: Workload, plan: Plan) -> list[Problem]
     return found
 
 
-class _Step:
+class _PlannedStep:
     """One simulation: what the plan says, worked out for the topology."""
 
     def __init__(

@@ -17,6 +17,7 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, parameter_names
+from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.layer_costs import measured
@@ -94,7 +95,7 @@ def workload(
     timings = tuple(
         Timing(rows, share * took, (1 - share) * took) for rows, took in zip(sizes, works, strict=True)
     )
-    whole = _whole(engine, arguments, size, timings, flops, memory=memory)
+    whole = _whole(engine, arguments, size, timings, flops, memory=memory and layers is None)
     costs = [whole] if layers is None else _divided(whole, layers, arguments, engine, size, memory=memory)
     slots = sum(num_bytes(v) for v in engine.traces.slots)
     return Workload(
@@ -151,7 +152,7 @@ def _pace(engine: Lockstep, part: Arguments) -> Pace:
     dataset = tf.data.Dataset.from_tensors(tuple(args)).repeat()
     names = [leaf for leaf in part.structure if leaf not in kwargs]
     engine.enter()
-    stream = engine.loop(lambda outcome, _: outcome.loss).stream(dataset, names, kwargs)
+    stream = engine.loop(lambda outcome, _: outcome.loss).stream(FitData(dataset, names, kwargs))
     warm = stream.take(2)
     assert warm is not None
     first = stream.take(2)
