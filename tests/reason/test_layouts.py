@@ -6,7 +6,7 @@ from colonnade.reason.layouts import arranged, axes, counts, dealt, variants
 
 
 def test_counts_have_all_devices_and_one():
-    for number in (1, 5, 8, 12, 1000):
+    for number in (1, 5, 8, 12, 20, 1000):
         listed = counts(number)
         assert listed[0] == 1
         assert listed[-1] == number

@@ -121,7 +121,7 @@ def test_what_is_kept_is_kept():
         ({"devices": 0}, "from 1 to 8"),
         ({"keep": {"colour": 1}}, "no part of a plan"),
         ({"keep": {"sync": "never"}}, "no way of training"),
-        ({"keep": {"data": 3}}, "leaves no layout"),
+        ({"keep": {"data": 9}}, "leaves no layout"),
     ],
 )
 def test_what_cannot_be_planned(arguments, said):

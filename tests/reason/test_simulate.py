@@ -86,6 +86,13 @@ def test_a_straggler_holds_up_the_others():
     assert max(loose.staleness) > 3  # the slow one's gradients are old
 
 
+def test_measured_shares_give_a_slow_device_less():
+    slow = replace(QUIET, slow=((2, 3.0),))
+    plan = Plan(batch=8, data=4, shares="measured")
+    assert simulate(cards(4), timed([1.0]), plan, slow).step == pytest.approx(1 / (3 + 1 / 3), rel=0.01)
+    assert simulate(cards(4), timed([1.0]), plan, QUIET).step == pytest.approx(0.25, rel=0.01)
+
+
 def test_virtual_devices_share_the_cores():
     work = timed([1.0], cores=2.0)
     steps = [simulate(virtual(4, 2), work, Plan(batch=8, data=n, variables="shared")).step for n in (1, 2, 4)]

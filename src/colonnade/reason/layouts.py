@@ -15,16 +15,20 @@ from colonnade.reason.memory_need import alive_of, kept_of
 PER_STAGE = (1, 2, 4, 8)
 # A width above this has not paid off anywhere: layers are exchanged inside a machine.
 WIDEST = 16
+# Up to so many devices, any number of them may be used.
+FEW = 16
 # More micro-batches take long to simulate, and their ends are short already.
 MOST_MICRO_BATCHES = 512
 
 
 def counts(num_devices: int) -> list[int]:
-    """How many devices a layout may use: powers of two, divisors of the number there are, and all of them.
+    """How many devices a layout may use: any number of few; of many, powers of two and divisors.
 
-    >>> counts(6)
-    [1, 2, 3, 4, 6]
+    >>> counts(6), counts(20)
+    ([1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 8, 10, 16, 20])
     """
+    if num_devices <= FEW:
+        return list(range(1, num_devices + 1))
     powers = {2**k for k in range(num_devices.bit_length())}
     divisors = {k for k in range(1, num_devices + 1) if num_devices % k == 0}
     return sorted(k for k in powers | divisors if k <= num_devices)

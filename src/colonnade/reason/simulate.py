@@ -11,14 +11,14 @@ cores of a processor.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from colonnade.describe.layer_cost import LayerCost
-from colonnade.describe.plan import Plan, Prediction, even_stages, spans
+from colonnade.describe.plan import Plan, even_stages, spans
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
@@ -29,43 +29,11 @@ from colonnade.reason.memory_need import needs
 from colonnade.reason.replicas import Reduction, reduce_replicas
 from colonnade.reason.runtime import ENGINE, Runtime
 from colonnade.reason.schedule import SCHEDULES, interleaved
+from colonnade.reason.simulation import Simulation
 from colonnade.reason.stages import Ran, StageCosts, run, run_shared
 
 # Steps that are drawn where devices jitter; their mean counts.
 DRAWN = 64
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What came of it; seconds are of one step, on average where something is drawn."""
-
-    step: float
-    timeline: Timeline  # of one step
-    compute: float
-    waiting: float
-    reduction: float
-    update: float
-    overhead: float
-    moved: int  # bytes
-    busiest: int  # bytes over the busiest link
-    memory: int  # bytes on the fullest device
-    staleness: dict[int, int] = field(default_factory=dict)  # gradients of each age
-
-    def prediction(self, plan: Plan, alone: float) -> Prediction:
-        """As a plan keeps it; `alone` are the seconds of the same batch on one device."""
-        return Prediction(
-            step=self.step,
-            examples_per_second=plan.batch / self.step if self.step else 0.0,
-            efficiency=alone / (plan.num_devices * self.step) if self.step else 0.0,
-            memory=self.memory,
-            moved=self.moved,
-            busiest=self.busiest,
-            compute=self.compute,
-            waiting=self.waiting,
-            reduction=self.reduction,
-            update=self.update,
-            overhead=self.overhead,
-        )
 
 
 def simulate(
@@ -143,10 +111,10 @@ class _PlannedStep:
             runtime,
             rng,
         )
-        self.rows = plan.batch / plan.data / plan.micro_batches  # examples of a micro-batch
         stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
         self.parts = [workload.layers[b:e] for b, e in spans(stages, plan.stage * plan.chunks)]
         self.capacity = _capacity(topology, workload, plan)
+        self.rows = self._shares()  # for each replica, examples of a micro-batch
         self.moved = 0
         self.busiest = 0
 
@@ -178,6 +146,23 @@ class _PlannedStep:
             max((need.total for need in needs(self.workload, self.plan)), default=0),
         )
 
+    def _shares(self) -> list[float]:
+        """How many examples each replica gets of a micro-batch: as many, or by how fast it is."""
+        plan, even = self.plan, self.plan.batch / self.plan.data / self.plan.micro_batches
+        if plan.shares == "even":
+            return [even] * plan.data
+        slow = dict(self.runtime.slow)
+        speeds = []
+        for d in range(plan.data):
+            device = plan.device(d)
+            took = [
+                layer_time.seconds(self.workload, layer, self.topology.devices[device], even)
+                for layer in self.workload.layers
+            ]
+            seconds = sum(one.forward + one.backward for one in took) * slow.get(device, 1.0)
+            speeds.append(1 / seconds if seconds else 1.0)
+        return [even * plan.data * speed / sum(speeds) for speed in speeds]
+
     def _replicas(self) -> list[list[Ran]]:
         """What runs when in every replica, without jitter; equal replicas are simulated once."""
         seen: dict[Any, list[Ran]] = {}
@@ -197,7 +182,7 @@ class _PlannedStep:
         figures = tuple((d.name, d.flops, d.achieved, d.cores) for d in devices)
         links = tuple(self.topology.links[a][b] for a, b in pairwise(row))
         across = tuple(self.topology.machine_of(plan.device(data, 0, w)) for w in range(plan.width))
-        return figures, links, tuple(slow.get(d, 1.0) for d in row), len(set(across))
+        return figures, links, tuple(slow.get(d, 1.0) for d in row), len(set(across)), self.rows[data]
 
     def _paces(self) -> np.ndarray:
         """For each drawn step and each replica, how many times as long it takes."""
@@ -221,21 +206,21 @@ class _PlannedStep:
         return run_shared(slots, costs, max(self.capacity / plan.data, 1e-9), paces)
 
     def _costs(self, data: int) -> StageCosts:
-        plan = self.plan
+        plan, rows = self.plan, self.rows[data]
         forward, backward, onward = [], [], []
         for k, layers in enumerate(self.parts):
             stage = k % plan.stage
             device = self.topology.devices[plan.device(data, stage)]
             ahead = back = 0.0
             for layer in layers:
-                took = layer_time.seconds(self.workload, layer, device, self.rows, plan.width, plan.sequence)
+                took = layer_time.seconds(self.workload, layer, device, rows, plan.width, plan.sequence)
                 exchange = self._exchange(layer, data, stage)
                 ahead += took.forward + exchange
                 back += took.backward + exchange
                 if plan.recompute in ("full", "stage"):
                     back += took.forward + exchange
                 elif plan.recompute == "selective":
-                    back += layer_time.cheap_seconds(self.workload, layer, device, self.rows, plan.width)
+                    back += layer_time.cheap_seconds(self.workload, layer, device, rows, plan.width)
             forward.append(ahead)
             backward.append(back)
             if k + 1 < len(self.parts):
@@ -249,7 +234,7 @@ class _PlannedStep:
             return 0.0
         members = [plan.device(data, stage, w) for w in range(plan.width)]
         group = group_of(self.topology, members, self._sharing(members, plan.data * plan.stage))
-        size = layer.exchanged * self.rows * self.runtime.wire
+        size = layer.exchanged * self.rows[data] * self.runtime.wire
         if data == 0:
             times = plan.micro_batches * (3 if plan.recompute == "full" else 2) * plan.data
             self.moved += round(2 * (plan.width - 1) * size * times)
@@ -259,7 +244,7 @@ class _PlannedStep:
         """Seconds of the way from a stage to the next one."""
         plan = self.plan
         here, there = plan.device(data, stage), plan.device(data, (stage + 1) % plan.stage)
-        size = last.output * self.rows / (plan.width if plan.sequence else 1)
+        size = last.output * self.rows[data] / (plan.width if plan.sequence else 1)
         link = self.topology.links[here][there]
         sharing = 1
         if link.kind == "NET":
