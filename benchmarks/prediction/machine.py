@@ -47,7 +47,7 @@ def predictions(models: list[str], seconds: float) -> list[Row]:
 
 
 def advice(count: int, seconds: float) -> None:
-    """Of so many random models, how often the chosen layout is nearly the best of those that were measured."""
+    """Of so many random models, how often the chosen layout is nearly the best that was measured."""
     good = 0
     for seed in range(count):
         said = asked("advice", seed, seconds)

@@ -32,6 +32,10 @@ def main(
     if any(row.counted for row in rows):
         whole = Score.of("**all rows that count**", rows)
         print(f"| {whole.table} | {whole.rows} | {whole.median:.1%} | {whole.worst:.1%} | |")
+    timed = [row for row in rows if row.unit not in ("GiB", "GB", "%")]
+    if any(row.counted for row in timed) and not table:
+        speed = Score.of("**those of them that are times or rates**", timed)
+        print(f"| {speed.table} | {speed.rows} | {speed.median:.1%} | {speed.worst:.1%} | |")
     if not table:
         print(f"\njitter fitted to pytorch_ddp_bench: {tables.fitted_jitter():.1%}")
 

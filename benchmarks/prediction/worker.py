@@ -103,9 +103,10 @@ def advice(seed, seconds):
 
     data = tf.random.normal([int(batch), 64]), tf.zeros([int(batch)], tf.int32)
     work, box = cn.workload(loss, keras.optimizers.Adam(), *data, memory=False), devices_here()
-    found = {"chosen": choose(box, work).layout}
-    for n in (1, 2, 4, 8):
-        plan = Plan(batch=int(batch), data=n, variables="shared")
+    chosen = choose(box, work)
+    found = {"chosen": chosen.layout}
+    for n in sorted({1, 2, 4, 8, chosen.data}):
+        plan = chosen if n == chosen.data else Plan(batch=int(batch), data=n, variables="shared")
         guess = simulate(box, work, plan).step
         trainer = cn.Trainer(loss, keras.optimizers.Adam(), plan=plan)
         found[plan.layout] = measured(trainer, data, guess, seconds), guess

@@ -6,7 +6,6 @@ What was measured takes the place of the published figures in the topology.
 
 import itertools
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from colonnade.describe.link import Device, Link
 from colonnade.describe.topology import Topology
 from colonnade.errors import ColonnadeError
 from colonnade.hardware.cards import Machine
+from colonnade.hardware.cores import cores
 from colonnade.hardware.watchdog import ask
 
 PATIENCE = 300  # seconds
@@ -51,8 +51,9 @@ def put_into(machine: Machine, found: Measured) -> Topology:
     """Measured figures in place of published ones."""
     topology = machine.topology
     if not machine.cards:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Topology((Device("CPU:0", achieved=found.flops[0], cores=cores),), topology.select([0]).links)
+        return Topology(
+            (Device("CPU:0", achieved=found.flops[0], cores=cores()),), topology.select([0]).links
+        )
     links = [list(row) for row in topology.links]
     for source, target, bandwidth, latency in found.copies:
         known: Link = links[source][target]

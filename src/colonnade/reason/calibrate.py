@@ -20,7 +20,7 @@ def calibrated(
 
     >>> from colonnade.describe.layer_cost import LayerCost, Timing
     >>> net = Workload.of([LayerCost("a", timings=(Timing(8, 1.0, 2.0),))], batch=8)
-    >>> calibrated(Topology.uniform(1), net, Plan(batch=8), 6.0).pace
+    >>> round(calibrated(Topology.uniform(1), net, Plan(batch=8), 6.0).pace, 6)
     2.0
     """
     if not seconds > 0:

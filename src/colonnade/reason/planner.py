@@ -87,7 +87,7 @@ def choose(
     least = runnable[0][1].step
     best, predicted = min(
         (pair for pair in runnable if pair[1].step <= least * (1 + EQUAL)),
-        key=lambda pair: (pair[0].num_devices, pair[1].step),
+        key=lambda pair: (pair[0].num_devices, _intricate(pair[0]), pair[1].step),
     )
     # Of layouts that differ by their micro-batches alone, the best one is told of.
     kinds = {_kind(plan): (plan, prediction) for plan, prediction in reversed(ranked)}
@@ -172,6 +172,11 @@ def _unfitting(one: Looked) -> str:
     if one.room is not None and one.need.total > one.room:
         return too_large(one.need, one.room)
     return "does not fit: no cut between layers gives every stage what it needs"
+
+
+def _intricate(plan: Plan) -> int:
+    """Of layouts that are as good the plain one is better: no stages, a copy on every device."""
+    return (plan.stage > 1) + (plan.variables == "partitioned") + (plan.sync != "synchronous")
 
 
 def _kind(plan: Plan) -> Any:

@@ -1,11 +1,11 @@
 """The devices of this process as a topology, in TensorFlow's order: for plans that are run here."""
 
-import os
 from dataclasses import replace
 
 from colonnade.describe.link import Device
 from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.cores import cores
 from colonnade.hardware.placement import short
 
 
@@ -16,6 +16,5 @@ def devices_here() -> Topology:
         found = hardware.topology()
         rooms = zip(found.devices, names, strict=True)
         return replace(found, devices=tuple(replace(d, memory=hardware.room(name)) for d, name in rooms))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    devices = tuple(Device(short(name), hardware.room(name), cores=cores) for name in names)
+    devices = tuple(Device(short(name), hardware.room(name), cores=cores()) for name in names)
     return Topology(devices, Topology.uniform(len(names)).links)

@@ -1,6 +1,5 @@
 """`cn.plan`: the best layout for a training, with the reasons; TensorFlow is needed to measure only."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, is_whole
 from colonnade.hardware.cards import detect
+from colonnade.hardware.cores import cores
 from colonnade.reason.planner import choose
 
 
@@ -76,15 +76,14 @@ def here(devices: int | None = None) -> Topology:
     machine = detect()
     if machine.cards:
         return machine.topology
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return virtual(devices if is_whole(devices, 1, 2**16) else cores, cores)
+    return virtual(devices if is_whole(devices, 1, 2**16) else cores(), cores())
 
 
-def virtual(count: int, cores: int) -> Topology:
+def virtual(count: int, num_cores: int) -> Topology:
     """Virtual devices of a processor with so many cores.
 
     >>> virtual(2, 4).devices[1].cores
     4
     """
-    devices = tuple(Device(f"CPU:{i}", cores=cores) for i in range(count))
+    devices = tuple(Device(f"CPU:{i}", cores=num_cores) for i in range(count))
     return Topology(devices, Topology.uniform(count).links)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from colonnade.describe.layer_cost import LayerCost, Timing
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.cores import cores
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.data.fit_data import FitData
@@ -30,6 +32,8 @@ from colonnade.run.train.memory import loss_of
 SECONDS, ROUNDS = 1.0, 8
 # The smaller of the two batch sizes is so many times smaller: what a step costs before its first example.
 SMALLER = 8
+# Two devices that reach so many times the speed of one do not take cores from each other.
+UNHINDERED = 1.9
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def workload(
         paces = [_pace(engine, part) for part in parts]
         overhead = _overhead(parts[-1], engine.devices[0])
         update, addition = _update(engine)
-        ahead = _forward(loss, parts[-1], mode)
+        ahead, crowded = _forward(loss, parts[-1], mode)
         flops = _flops(loss, parts[-1], mode) / size
     floor = overhead + update
     works = [max(pace.seconds - floor, 0.1 * pace.seconds) for pace in paces]
@@ -107,7 +111,9 @@ def workload(
         slots=slots,
         update=update,
         input=sum(num_bytes(leaf) for leaf in arguments.components()) // size,
-        cores=max(paces[-1].cores, 0.1),
+        # A device at work keeps a core busy; where it seems less, other programs had it meanwhile. What two
+        # take from each other tells it too, and where these disagree less is promised.
+        cores=max(paces[-1].cores, crowded, 1.0),
         overhead=overhead,
         addition=addition,
     )
@@ -206,11 +212,22 @@ def _update(engine: Lockstep) -> tuple[float, float]:
     return _best(applied), _best(added) if dense else 0.0
 
 
-def _forward(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> float:
-    """Seconds of the forward pass."""
+def _forward(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> tuple[float, float]:
+    """Seconds of the forward pass, and how many cores one device takes, told from two that run it at once."""
     args, _ = part.unpack(part.components())
-    function = tf.function(loss)
-    return _best(lambda: function(*args, **mode))
+    function, names = tf.function(loss), hardware.names()
+
+    def on(device: str) -> Any:
+        with tf.device(device):
+            return function(*args, **mode)
+
+    alone = _best(lambda: on(names[0]))
+    if len(names) < 2 or hardware.are_cards(names):
+        return alone, 0.0
+    with ThreadPoolExecutor(2) as threads:
+        both = _best(lambda: list(threads.map(on, names[:2])))
+    gain = max(2 * alone / both, 1.0)
+    return alone, cores() / gain if gain < UNHINDERED else 0.0
 
 
 def _best(call: Callable[[], Any]) -> float:
