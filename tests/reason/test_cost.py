@@ -77,11 +77,6 @@ def test_rows_of_all_devices_are_gathered():
     assert cost.gather_rows(group, 1e6) == pytest.approx(cost.all_gather(group, 4e6))
 
 
-def test_bytes_of_a_ring():
-    assert cost.moved(cost.group_of(cards(4), range(4)), 100) == 600
-    assert cost.moved(cost.group_of(cards(1), [0]), 100) == 0
-
-
 def test_the_processor_as_a_parameter_server():
     up_and_down = cost.through_host(cards(2), [0, 1], 12e9)
     assert up_and_down == pytest.approx(2.0, rel=0.01)

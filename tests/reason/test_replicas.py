@@ -39,7 +39,13 @@ def test_no_byte_is_lost_however_many_messages_there_are():
 def test_of_a_sparse_gradient_the_rows_travel():
     table = LayerCost("table", parameters=10**9, rows=100, timings=(Timing(8, 1.0, 1.0),))
     work = Workload.of([table], batch=8)
-    assert messages(work, work.layers, 8, 1, 0, 1.0).sizes.tolist() == [800]
+    made = messages(work, work.layers, 8, 1, 0, 1.0)
+    assert made.rows == 800
+    assert made.sizes.sum() == 0
+    dense = timed([2.0], parameters=10**9)
+    quick, slow = (simulate(cards(2), one, Plan(batch=8, data=2), QUIET) for one in (work, dense))
+    assert quick.reduction < slow.reduction / 100
+    assert quick.moved == 2 * 400  # each gets the rows of the other's four examples
 
 
 def test_overlap_hides_what_comes_up_early():

@@ -80,6 +80,12 @@ def test_plans_that_a_trainer_cannot_run(options, said):
         cn.Trainer(line()[1], keras.optimizers.SGD(0.01), **options)
 
 
+def test_what_is_wrong_beside_the_plan_is_told_with_it():
+    with pytest.raises(cn.InvalidArgument) as error:
+        cn.Trainer("loss", keras.optimizers.SGD(0.01), plan=Plan(batch=8, width=2), on_nan="shrug")
+    assert {problem.argument for problem in error.value.problems} == {"loss", "plan", "on_nan"}
+
+
 def test_another_pipeline_than_that_of_the_plan_is_refused():
     plan = Plan(batch=8, stage=2, micro_batches=2)
     pipeline = cn.Pipeline([tf.identity, tf.identity], 2, micro_batches=4)

@@ -24,12 +24,12 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """What a machine reached; devices and cards by their positions."""
+    """What a machine reached; cards by their indices."""
 
     flops: tuple[float, ...]  # FLOP/s of each device
-    copies: tuple[
-        tuple[int, int, float, float], ...
-    ] = ()  # source, target, bytes per second, seconds of a small one
+    cards: tuple[int, ...] = ()  # the index of each, where they are cards
+    # Source, target, bytes per second of a large copy, seconds of a small one.
+    copies: tuple[tuple[int, int, float, float], ...] = ()
 
 
 def measured(machine: Machine) -> Topology:
@@ -54,12 +54,15 @@ def put_into(machine: Machine, found: Measured) -> Topology:
         return Topology(
             (Device("CPU:0", achieved=found.flops[0], cores=cores()),), topology.select([0]).links
         )
+    place = {card.index: at for at, card in enumerate(machine.cards)}
     links = [list(row) for row in topology.links]
     for source, target, bandwidth, latency in found.copies:
-        known: Link = links[source][target]
+        known: Link = links[place[source]][place[target]]
         # What a small copy takes is mostly what a call takes: the latency of the link is at most that.
-        links[source][target] = replace(known, bandwidth=bandwidth, latency=min(latency, known.latency))
-    devices = [replace(d, achieved=rate) for d, rate in zip(topology.devices, found.flops, strict=True)]
+        better = replace(known, bandwidth=bandwidth, latency=min(latency, known.latency))
+        links[place[source]][place[target]] = better
+    rates = {place[card]: rate for card, rate in zip(found.cards, found.flops, strict=True)}
+    devices = [replace(d, achieved=rates.get(at, d.achieved)) for at, d in enumerate(topology.devices)]
     return Topology(tuple(devices), links, topology.adapters)
 
 
@@ -74,12 +77,13 @@ def main() -> None:
     names = hardware.setup(growth=True) if cards else hardware.setup()
     rates = [_rate(tf, name) for name in names]
     moved = []
+    indices = tuple(card.index for card in cards)
     if len(cards) > 1:
-        for (i, source), (j, target) in itertools.permutations(enumerate(names), 2):
+        for (i, source), (j, target) in itertools.permutations(zip(indices, names, strict=True), 2):
             large = copies.send(copies.to_target, source, target, copies.LARGE)
             small = copies.send(copies.to_target, source, target, copies.ROW)
             moved.append((i, j, large.bandwidth, copies.ROW / small.bandwidth))
-    print(json.dumps(asdict(Measured(tuple(rates), tuple(moved)))))
+    print(json.dumps(asdict(Measured(tuple(rates), indices, tuple(moved)))))
 
 
 def _rate(tf: Any, device: str) -> float:

@@ -169,8 +169,3 @@ def _part(count: int, times: int) -> float:
 def _base(group: Group) -> float:
     slow = group.step or group.network_step
     return speeds.figure("collective", "latency") if slow else 0.0
-
-
-def moved(group: Group, size: float) -> int:
-    """Bytes that all devices of a group send in a ring reduction."""
-    return round(2 * (group.size - 1) * size) if group.size > 1 else 0

@@ -34,16 +34,15 @@ KEEPABLE = tuple(
 
 @dataclass(frozen=True)
 class Looked:
-    """A layout that was looked at: what it needs, and what it is expected to take if it fits."""
+    """A layout that was looked at, and what it needs."""
 
     plan: Plan
-    need: Need | None
-    room: int | None
-    seconds: float = float("inf")
+    need: Need
+    room: int | None  # bytes of the smallest device, where it is known
 
     @property
     def fits(self) -> bool:
-        return self.need is not None and (self.room is None or self.need.total <= self.room)
+        return self.room is None or self.need.total <= self.room
 
 
 def choose(
@@ -168,7 +167,6 @@ def _predicted(
 
 
 def _unfitting(one: Looked) -> str:
-    assert one.need is not None
     if one.room is not None and one.need.total > one.room:
         return too_large(one.need, one.room)
     return "does not fit: no cut between layers gives every stage what it needs"
@@ -187,8 +185,7 @@ def _kind(plan: Plan) -> Any:
 def _nothing_fits(looked: list[Looked]) -> Problem:
     if not looked:
         return Problem("keep", "these", "leaves no layout to look at", "Keep less")
-    closest = min(looked, key=lambda one: one.need.total if one.need is not None else 2**62)
-    assert closest.need is not None
+    closest = min(looked, key=lambda one: one.need.total)
     why = too_large(closest.need, closest.room or 0)
     rule = f"no layout fits; the smallest is {closest.plan.layout}, and it {why}"
     return Problem(

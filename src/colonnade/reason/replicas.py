@@ -40,6 +40,7 @@ class Messages:
 
     sizes: np.ndarray
     ready: np.ndarray  # from 0, where the backward pass begins, to 1, where it ends
+    rows: float = 0.0  # bytes of sparse gradients, which are gathered row by row and not added up
 
 
 def messages(
@@ -54,10 +55,12 @@ def messages(
     total = sum(weights) or 1.0
     sizes: list[float] = []
     ready: list[float] = []
-    done, filled, at = 0.0, 0.0, 0.0
+    done, filled, at, gathered = 0.0, 0.0, 0.0, 0.0
     for layer, weight in zip(reversed(layers), reversed(weights), strict=True):
         done += weight
         left = workload.gradient_of(layer, round(rows)) * wire / (width if layer.exchanged else 1)
+        if layer.rows:
+            gathered, left = gathered + left, 0.0
         if bucket and filled and filled + left > bucket:
             sizes.append(filled)
             ready.append(at)
@@ -75,7 +78,7 @@ def messages(
         cuts = np.array_split(np.arange(len(sizes)), MOST_MESSAGES)
         ready = [ready[cut[-1]] for cut in cuts]
         sizes = [float(sum(sizes[i] for i in cut)) for cut in cuts]
-    return Messages(np.array(sizes or [0.0]), np.array(ready or [1.0]))
+    return Messages(np.array(sizes or [0.0]), np.array(ready or [1.0]), gathered)
 
 
 def _weight(layer: LayerCost) -> float:
@@ -118,6 +121,8 @@ def reduce_replicas(
         took, bytes_moved, most, hops_here = _one(
             topology, workload, plan, runtime, made, begins, closes, stage, sharing
         )
+        took += cost.gather_rows(_group_of(topology, plan, stage, sharing), made.rows) if made.rows else 0.0
+        bytes_moved += round(plan.data * (plan.data - 1) * made.rows)
         worst = np.maximum(worst, last + took - np.maximum(finished, last))
         moved += bytes_moved * plan.width
         busiest = max(busiest, most)
@@ -126,6 +131,10 @@ def reduce_replicas(
     if local:
         exposed = _joined(plan, runtime, exposed, finished)
     return Reduction(exposed, float(np.maximum(waited, 0.0).mean()), moved, busiest, hops)
+
+
+def _group_of(topology: Topology, plan: Plan, stage: int, sharing: int) -> cost.Group:
+    return cost.group_of(topology, [plan.device(d, stage) for d in range(plan.data)], sharing)
 
 
 def _wire(workload: Workload, runtime: Runtime, local: bool) -> float:

@@ -81,8 +81,8 @@ class Trainer:
         plan: Plan | None = None,
     ) -> None:
         self._plan = plan
-        if plan is not None:
-            check("Trainer()", by_plan.problems(plan, devices, sync, variables))
+        against_plan = [] if plan is None else list(by_plan.problems(plan, devices, sync, variables))
+        if plan is not None and not against_plan:
             settled = by_plan.settled(plan, devices)
             devices, sync, variables = settled.devices, settled.sync, settled.variables
         pipeline = devices if isinstance(devices, Pipeline) else None
@@ -92,6 +92,7 @@ class Trainer:
         sync = Synchronous() if sync is None else sync
         amiss = [
             *checks.of_training(loss, optimizer),
+            *against_plan,
             *unknown,
             *checks.of_pipeline(pipeline, sync, variables),
             *sync_problems(sync, variables, len(self.devices) or 1),
