@@ -7,12 +7,12 @@ from colonnade.describe.fields import number, one_of, optional, shown, whole_fro
 from colonnade.errors import InvalidArgument
 
 
-@pytest.mark.parametrize("value", [True, "1", None, -1, -0.5, float("nan"), float("inf"), 10**400, [1]])
+@pytest.mark.parametrize("value", [True, "1", None, -1, -0.5, float("nan"), float("inf"), 1e31, 10**400, [1]])
 def test_what_is_no_number(value):
     assert not number(value)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 3, 1e300, 2**60])
+@pytest.mark.parametrize("value", [0, 0.0, 3, 1e30, 2**60])
 def test_what_is_a_number(value):
     assert number(value)
 

@@ -62,13 +62,14 @@ def test_json_that_says_something_else_is_refused(change, said):
 
 
 def test_a_sparse_gradient_is_as_large_as_the_rows_of_a_slice():
-    table = LayerCost("table", parameters=1000, rows=10)
+    table = LayerCost("table", parameters=1200, sparse=1000, rows=10)
     work = Workload.of([table, ("dense", 1.0, 500)], batch=8)
-    assert work.gradient_of(table, 3) == 30
-    assert work.gradient_of(table, 10**6) == 1000
-    assert work.gradient_of(work.layers[1], 3) == 500
+    assert work.sparse_gradient(table, 3) == 30
+    assert work.sparse_gradient(table, 10**6) == 1000
+    assert work.dense_gradient(table) == 200
+    assert (work.dense_gradient(work.layers[1]), work.sparse_gradient(work.layers[1], 3)) == (500, 0)
 
 
 def test_gradients_may_have_another_size_than_parameters():
     work = Workload.of([("a", 1.0, 100), ("b", 1.0, 300)], batch=8, gradients=800)
-    assert [work.gradient_of(layer, 1) for layer in work.layers] == [200, 600]
+    assert [work.dense_gradient(layer) for layer in work.layers] == [200, 600]

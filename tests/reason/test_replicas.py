@@ -37,7 +37,7 @@ def test_no_byte_is_lost_however_many_messages_there_are():
 
 
 def test_of_a_sparse_gradient_the_rows_travel():
-    table = LayerCost("table", parameters=10**9, rows=100, timings=(Timing(8, 1.0, 1.0),))
+    table = LayerCost("table", parameters=10**9, sparse=10**9, rows=100, timings=(Timing(8, 1.0, 1.0),))
     work = Workload.of([table], batch=8)
     made = messages(work, work.layers, 8, 1, 0, 1.0)
     assert made.rows == 800

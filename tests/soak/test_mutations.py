@@ -8,10 +8,12 @@ from copy import deepcopy
 import pytest
 
 from colonnade.describe.layer_cost import LayerCost, Timing
+from colonnade.describe.link import Device
 from colonnade.describe.plan import Candidate, Plan, Prediction
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument
+from colonnade.reason.planner import choose
 
 MUTATIONS = 100_000 // int(os.environ.get("COLONNADE_SOAK", "1"))
 PREDICTED = Prediction(1.0, 8.0, 0.5, 100, 10, 5)
@@ -36,6 +38,7 @@ NOUNS = {
     "topology": Topology.groups([[0, 1], [2]]),
     "machines": Topology.machines([Topology.uniform(2, "NV2"), Topology.uniform(1)], network="10Gb"),
 }
+CARDS = Topology([Device("Tesla V100", 2**34)] * 4, Topology.uniform(4, "NV2").links)
 STRANGE = [None, True, -1, 0, 2, 10**30, 1e308, -0.5, "", "x", [], {}, [[]], [None], {"a": 1}, "NaN", 2**63]
 
 
@@ -53,6 +56,20 @@ def test_no_text_is_a_traceback(name, record_property):
             assert type(noun).from_json(read.to_json()) == read
     record_property("refused", refused)
     assert 0.3 * MUTATIONS < refused <= MUTATIONS
+
+
+def test_what_is_read_is_planned_or_refused():
+    """Costs that nobody has: none of them is a traceback."""
+    rng, text = random.Random(7), NOUNS["workload"].to_json()
+    planned = 0
+    for _ in range(MUTATIONS // 20):
+        try:
+            plan = choose(CARDS, Workload.from_json(mutated(text, rng)))
+        except InvalidArgument:
+            continue
+        planned += 1
+        assert Plan.from_json(plan.to_json()) == plan
+    assert planned > MUTATIONS // 200
 
 
 def mutated(text, rng):

@@ -5,7 +5,6 @@ says, so neither can make what the other would refuse.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -14,6 +13,8 @@ from colonnade.errors import InvalidArgument, Problem, is_whole
 
 # A text that holds more would not be read in reasonable time, and no noun needs so much.
 LONGEST = 2**28
+# No step has more FLOPs or seconds than this.
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,10 @@ class Rule:
 
 
 def number(value: Any) -> bool:
-    """Whether a value is a finite number from 0 up; huge whole numbers, which no float can hold, are none."""
+    """Whether a value is a number from 0 up, and not so large that sums and products of such have no end."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    try:
-        return math.isfinite(value) and float(value) >= 0
-    except OverflowError:
-        return False
+    return 0 <= value <= LARGEST  # which NaN is not
 
 
 def optional(rule: Rule) -> Rule:

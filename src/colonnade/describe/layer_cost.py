@@ -34,9 +34,9 @@ class LayerCost:
     # Recomputed in the backward pass, if a plan asks for the cheap ones only:
     cheap: int = 0  # bytes of activations that cost little to recompute
     cheap_flops: float = 0.0  # what that costs
-    rows: int = (
-        0  # bytes of gradient rows, where the gradient is sparse; else the gradient is as the parameters
-    )
+    # Parameters whose gradient is sparse, of which only rows travel:
+    sparse: int = 0  # bytes of them, a part of the parameters
+    rows: int = 0  # bytes of the rows that an example touches
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timings", tuple(self.timings))
@@ -45,7 +45,9 @@ class LayerCost:
 LAYER_RULES: dict[str, Rule] = {
     "name": TEXT,
     "flops": NUMBER,
-    **dict.fromkeys(("parameters", "activations", "output", "exchanged", "unsplit", "cheap", "rows"), BYTES),
+    **dict.fromkeys(
+        ("parameters", "activations", "output", "exchanged", "unsplit", "cheap", "sparse", "rows"), BYTES
+    ),
     "exchanges": whole_from(0, 2**31),
     "cheap_flops": NUMBER,
 }

@@ -1,6 +1,5 @@
 """A device of a machine, and the link from one device to another; published figures are the defaults."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +31,9 @@ DEVICE_RULES = {
 }
 
 
+SLOWEST = 1e-9  # bytes per second; less is no link
+
+
 def _kind_problem(kind: object) -> Problem:
     known = "NV1 to NV99, " + ", ".join(name for name in speeds.LEVELS if name != "NV")
     return Problem("kind", kind, "is no kind of link", f"One of: {known}")
@@ -42,10 +44,17 @@ def _link_problems(link: "Link") -> Iterable[Problem]:
         yield _kind_problem(link.kind)
     for name, smallest in (("bandwidth", "above 0"), ("latency", "0 or more")):
         value = getattr(link, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        endless = number and math.isinf(value) and name == "latency"
-        if not number or endless or value < 0 or (name == "bandwidth" and value == 0):
-            yield Problem(name, value, f"must be a number, {smallest}", "Use bytes per second, and seconds")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # What has no end is a bandwidth, and no latency; NaN is neither.
+        least, endless = (SLOWEST, value == float("inf")) if name == "bandwidth" else (0, False)
+        good = number and (endless or least <= value <= fields.LARGEST)
+        if not good:
+            yield Problem(
+                name,
+                fields.shown(value),
+                f"must be a number, {smallest}",
+                "Use bytes per second, and seconds",
+            )
     if not isinstance(link.peer, bool):
         yield Problem("peer", link.peer, "must be True or False", "Try peer=True")
 

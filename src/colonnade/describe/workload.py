@@ -80,11 +80,15 @@ class Workload:
         """Whether every layer that does something was timed."""
         return all(layer.timings for layer in self.layers)
 
-    def gradient_of(self, layer: LayerCost, rows: int) -> int:
-        """Bytes of a layer's gradient, of a slice of so many examples."""
+    def dense_gradient(self, layer: LayerCost) -> int:
+        """Bytes of a layer's gradient, without what is sparse."""
         whole = self.parameters
-        dense = layer.parameters * self.gradient_bytes // whole if whole else 0
-        return min(dense, rows * layer.rows) if layer.rows else dense
+        return (layer.parameters - layer.sparse) * self.gradient_bytes // whole if whole else 0
+
+    def sparse_gradient(self, layer: LayerCost, rows: int) -> int:
+        """Bytes of the rows that a slice of so many examples touches; at most all."""
+        whole = self.parameters
+        return min(layer.sparse * self.gradient_bytes // whole, rows * layer.rows) if whole else 0
 
     def with_batch(self, batch: int) -> "Workload":
         return replace(self, batch=batch)
@@ -155,7 +159,15 @@ def _problems(workload: Workload) -> Iterator[Problem]:
             continue
         yield from fields.amiss(LAYER_RULES, vars(layer), at)
         yield from _timing_problems(layer.timings, at)
-        pairs = (("unsplit", "activations"), ("cheap", "activations"), ("cheap_flops", "flops"))
+        if layer.exchanged and not layer.exchanges:
+            rule = "is 0, and what is exchanged goes in at least one message"
+            yield Problem(f"{at}exchanges", layer.exchanges, rule, "Use 1")
+        pairs = (
+            ("unsplit", "activations"),
+            ("cheap", "activations"),
+            ("cheap_flops", "flops"),
+            ("sparse", "parameters"),
+        )
         for part, of in pairs:
             small, large = getattr(layer, part), getattr(layer, of)
             if fields.number(small) and fields.number(large) and small > large:

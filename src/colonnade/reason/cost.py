@@ -4,7 +4,7 @@ With n devices, S bytes on each and a ring of bandwidth B:
 
     ring          2 (n - 1) / n * S / B       reduce-scatter, then all-gather; 2 (n - 1) steps of latency
     tree          2 * S / B                   few steps of latency; half the bandwidth at a time
-    scatter       (n - 1) / n * S / B         the first half of a ring
+    scatter       as the ring                 its two halves, with the update in between
     hierarchical  inside machines, then between one device of each, then inside again
 
 The figures of links are those of the topology: published ones, or measured ones in their place.

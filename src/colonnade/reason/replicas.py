@@ -58,9 +58,9 @@ def messages(
     done, filled, at, gathered = 0.0, 0.0, 0.0, 0.0
     for layer, weight in zip(reversed(layers), reversed(weights), strict=True):
         done += weight
-        left = workload.gradient_of(layer, round(rows)) * wire / (width if layer.exchanged else 1)
-        if layer.rows:
-            gathered, left = gathered + left, 0.0
+        split = width if layer.exchanged else 1
+        left = workload.dense_gradient(layer) * wire / split
+        gathered += workload.sparse_gradient(layer, round(rows)) * wire / split
         if bucket and filled and filled + left > bucket:
             sizes.append(filled)
             ready.append(at)

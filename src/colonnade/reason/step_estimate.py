@@ -25,7 +25,7 @@ def estimated(topology: Topology, workload: Workload, plan: Plan, runtime: Runti
             if wide is not None and layer.exchanged:
                 message = layer.exchanged * rows / layer.exchanges
                 took += (2 + again) * layer.exchanges * all_reduce(wide, message, "best")
-            size += workload.gradient_of(layer, round(rows)) / (plan.width if layer.exchanged else 1)
+            size += workload.dense_gradient(layer) / (plan.width if layer.exchanged else 1)
         slowest, heaviest = max(slowest, took), max(heaviest, size)
     compute = slowest * (plan.micro_batches + plan.stage - 1)
     if plan.data == 1:

@@ -76,8 +76,7 @@ def plan_problems(
     if max(plan.devices) >= have:
         rule = f"is for device {max(plan.devices)}, and there are {have} here"
         yield Problem("plan", plan.layout, rule, "Plan for these devices, or make more with cn.setup()")
-    # Parameters with sparse gradients are listed before the layers.
-    if plan.layers is not None and len(plan.layers) < num_layers:
+    if plan.layers is not None and len(plan.layers) != num_layers:
         rule = f"deals out {len(plan.layers)} layers, and here are {num_layers}"
         yield Problem("plan", plan.layout, rule, "Measure with layers= set to this model")
     for name, value, usual in (

@@ -74,7 +74,7 @@ class Pipeline:
         if plan is not None:
             check("Pipeline()", plan_problems(plan, num_layers, devices, micro_batches, placement))
             devices, micro_batches, schedule = rows_planned(plan), plan.micro_batches, plan.schedule
-            placement = "auto" if plan.layers is None else plan.layers[-num_layers:]
+            placement = "auto" if plan.layers is None else plan.layers
         self.rows = rows_of(devices, num_layers)
         self.num_stages = len(self.rows[0])
         check("Pipeline()", problems(num_layers, self.num_stages, micro_batches, schedule, placement, tied))

@@ -36,8 +36,8 @@ def plan(
         devices: how many devices may be used; all by default.
         layers: the layers that the loss calls, as for `cn.workload`.
         keep: parts of the plan that are settled, such as `{"stage": 1}` or `{"variables": "mirrored"}`.
-        `sync` is
-            kept synchronous, which computes what one device would, unless it names another way, or `any`.
+            The way of training is kept synchronous, which computes what one device would, unless `sync` names
+            another one, or `any`.
 
     Example:
         >>> import colonnade as cn

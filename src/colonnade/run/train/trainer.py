@@ -51,9 +51,8 @@ class Trainer:
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
         reduce: the order in which gradients are added: `auto` follows the topology.
-        plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared
-        with what
-            it predicts (`history.predicted`). One with stages needs `devices=cn.Pipeline(model, plan=plan)`.
+        plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
+            what it predicts (`history.predicted`). Stages need `devices=cn.Pipeline(model, plan=plan)`.
 
     Example:
         >>> import colonnade as cn, keras, tensorflow as tf

@@ -57,9 +57,8 @@ def workload(
         optimizer: a Keras optimizer.
         batch: a global batch: what the loss is called with.
         layers: a model or a list of layers, as for `cn.Pipeline`, that the loss calls: then its time is
-        divided
-            among them, and a pipeline can be planned. A Keras model in place of the loss is taken for that
-            too.
+            divided among them, and a pipeline can be planned. A Keras model in place of the loss is taken for
+            that too.
         memory: whether to estimate the bytes of activations, in a process of its own.
         name: of the workload.
 
@@ -104,7 +103,7 @@ def workload(
     slots = sum(num_bytes(v) for v in engine.traces.slots)
     return Workload(
         name=name or getattr(loss, "__name__", "workload"),
-        layers=(*_sparse(engine, size), *costs),
+        layers=tuple(costs),
         batch=size,
         device=short(engine.devices[0]),
         dtype=engine.parameters[0].dtype.name,
@@ -268,27 +267,27 @@ def _whole(
     *,
     memory: bool,
 ) -> LayerCost:
-    """The loss as one layer, without the parameters whose gradients are sparse."""
+    """The loss as one layer."""
     kept = engine.memory(arguments).devices[0].activations // size if memory else 0
-    sparse = {p.ref() for p, _ in _sparse_gradients(engine)}
-    parameters = sum(num_bytes(p) for p in engine.parameters if p.ref() not in sparse)
-    return LayerCost("loss", flops, parameters, kept, timings=tuple(timings))
+    parameters = sum(map(num_bytes, engine.parameters))
+    sparse = _sparse_gradients(engine, size)
+    held, rows = sum(s for s, _ in sparse), sum(r for _, r in sparse)
+    return LayerCost("loss", flops, parameters, kept, timings=tuple(timings), sparse=held, rows=rows)
 
 
-def _sparse_gradients(engine: Lockstep) -> list[tuple[tf.Variable, Any]]:
-    gradients = engine.traces.objectives[0].structure.gradients
-    pairs = zip(engine.parameters, gradients, strict=True)
-    return [(p, g) for p, g in pairs if isinstance(g, tf.IndexedSlices | tf.IndexedSlicesSpec)]
+def _sparse_gradients(engine: Lockstep, size: int) -> list[tuple[int, int]]:
+    """Of parameters whose gradients are rows: bytes, and bytes of the rows that an example touches.
 
-
-def _sparse(engine: Lockstep, size: int) -> list[LayerCost]:
-    """Parameters whose gradients are rows: of these only what a slice touched travels."""
+    Where only the run tells how many rows there are, they count as all.
+    """
     found = []
-    for parameter, gradient in _sparse_gradients(engine):
-        values = getattr(gradient, "values", None)
-        known = values is not None and values.shape.is_fully_defined()
-        rows = (num_bytes(values) + num_bytes(gradient.indices)) // size if known else 0
-        found.append(LayerCost(parameter.name, 0.0, num_bytes(parameter), rows=rows))
+    traced = engine.traces.objectives[0].structure.gradients
+    for parameter, gradient in zip(engine.parameters, traced, strict=True):
+        if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec):
+            values = getattr(gradient, "values", None)
+            known = values is not None and values.shape.is_fully_defined()
+            touched = num_bytes(values) + num_bytes(gradient.indices) if known else num_bytes(parameter)
+            found.append((num_bytes(parameter), -(-touched // size)))
     return found
 
 
@@ -303,6 +302,8 @@ def _divided(
         chain, chain.taken(tuple(given)), True, engine.devices[0], engine.optimizer, with_memory=memory
     )
     total = sum(layer.seconds for layer in each) or 1.0
+    # Which layer has a sparse parameter is told by its size; one that no layer has alone counts as dense.
+    sparse = dict(_sparse_gradients(engine, size))
     return [
         replace(
             whole,
@@ -311,6 +312,8 @@ def _divided(
             parameters=layer.parameters,
             activations=max(layer.activations // size, layer.output // size),
             output=layer.output // size,
+            sparse=layer.parameters if layer.parameters in sparse else 0,
+            rows=sparse.get(layer.parameters, 0),
             timings=tuple(
                 Timing(t.batch, t.forward * layer.seconds / total, t.backward * layer.seconds / total)
                 for t in whole.timings
