@@ -34,7 +34,7 @@ def test_flops_and_bytes_without_timings():
 
 
 def test_a_width_divides_only_what_can_be_split():
-    split = LayerCost("a", flops=1e12, activations=10**6, exchanged=1, unsplit=10**6)
+    split = LayerCost("a", flops=1e12, activations=10**6, exchanged=1, exchanges=1, unsplit=10**6)
     whole = LayerCost("b", flops=1e12)
     work = Workload.of([split, whole], batch=1)
     card = Device(V100)

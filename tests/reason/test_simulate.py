@@ -86,6 +86,11 @@ def test_a_straggler_holds_up_the_others():
     assert max(loose.staleness) > 3  # the slow one's gradients are old
 
 
+def test_the_largest_slice_sets_the_pace():
+    even, uneven = (simulate(cards(8), timed([1.0]), Plan(batch=8, data=n), QUIET).step for n in (4, 5))
+    assert uneven == pytest.approx(even, rel=1e-3)  # two examples each, or two and one
+
+
 def test_measured_shares_give_a_slow_device_less():
     slow = replace(QUIET, slow=((2, 3.0),))
     plan = Plan(batch=8, data=4, shares="measured")

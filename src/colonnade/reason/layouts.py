@@ -16,7 +16,7 @@ PER_STAGE = (1, 2, 4, 8)
 # A width above this has not paid off anywhere: layers are exchanged inside a machine.
 WIDEST = 16
 # Up to so many devices, any number of them may be used.
-FEW = 16
+FEW = 8
 # More micro-batches take long to simulate, and their ends are short already.
 MOST_MICRO_BATCHES = 512
 

@@ -150,7 +150,9 @@ class _PlannedStep:
         """How many examples each replica gets of a micro-batch: as many, or by how fast it is."""
         plan, even = self.plan, self.plan.batch / self.plan.data / self.plan.micro_batches
         if plan.shares == "even":
-            return [even] * plan.data
+            # Replicas wait for the one with the largest slice; those that share cores leave them to it.
+            largest = -(-plan.batch // plan.data) / plan.micro_batches
+            return [even if self.capacity is not None else largest] * plan.data
         slow = dict(self.runtime.slow)
         speeds = []
         for d in range(plan.data):
