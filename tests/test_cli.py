@@ -212,3 +212,53 @@ def test_verify(tmp_path):
     assert mistake.returncode == 2
     assert "calling it with the example failed: InvalidArgumentError: on CPU:0" in mistake.stderr
     assert "Traceback" not in mistake.stderr
+
+
+def test_plan_for_a_recorded_machine_needs_no_tensorflow(tmp_path):
+    sizes = {"hidden": 1536, "layers": 16, "heads": 24, "sequence": 2048, "vocabulary": 51200, "batch": 16}
+    file = tmp_path / "gpt.json"
+    file.write_text(cn.Workload.transformer(**sizes).to_json())
+    program = (
+        "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from colonnade.cli import main;"
+        f"sys.argv = ['colonnade', 'plan', '--workload', {str(file)!r}, '--machine', 'dgx1']; main()"
+    )
+    done = run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+    first, _, head, chosen, *_ = done.stdout.splitlines()
+    assert first.startswith("Use 8 devices as ")
+    assert "examples/s" in head
+    assert chosen.startswith("* ")
+    assert "does not fit: a device needs" in done.stdout
+
+
+def test_plan_as_json_is_a_plan(tmp_path):
+    file = tmp_path / "net.json"
+    file.write_text(cn.Workload.convnet(parameters=25_000_000, flops=8e9, batch=256).to_json())
+    options = ["--machine", "dgx1", "--machines", "2", "--network", "100Gb", "--keep", "variables=mirrored"]
+    done = run([COMMAND, "plan", "--workload", str(file), *options, "--json"])
+    plan = cn.Plan.from_json(done.stdout)
+    assert plan.num_devices == 16
+    assert plan.variables == "mirrored"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "must be given"),
+        (["--workload", "no such file"], "cannot be read"),
+        (["--workload", "pyproject.toml"], "is not JSON"),
+        (["--workload", "pyproject.toml", "--machine", "dgx9"], "no such machine"),
+        (["train:loss", "--workload", "pyproject.toml"], "one of them"),
+    ],
+)
+def test_mistakes_of_a_plan_show_no_traceback(options, said):
+    done = run([COMMAND, "plan", *options])
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_this_machine_can_be_measured():
+    done = run([COMMAND, "devices", "--measure", "--machine", "dgx1"])
+    assert done.returncode == 2
+    assert "is for this machine" in done.stderr

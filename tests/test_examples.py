@@ -14,7 +14,7 @@ TRAINED = ("03_mnist", "04_cifar_towers", "05_clones", "08_keras_fit")
 
 
 def test_there_are_pairs():
-    others = {"01_make_parallel", "02_basics", "07_sparse_autoencoder", "10_conv_and_width"}
+    others = {"01_make_parallel", "02_basics", "07_sparse_autoencoder", "10_conv_and_width", "11_plan"}
     assert {*others, *TRAINED} <= set(PAIRS)
 
 
@@ -88,6 +88,17 @@ def test_09_sync_or_async():
     """One step of six devices: the mean of their pushes, or all of them."""
     assert output("09_sync_or_async", "before") == "the weight moved by 1\n"
     assert output("09_sync_or_async", "after") == "the weight moved by 6\n"
+
+
+@pytest.mark.long
+def test_11_plan():
+    """Whatever was planned, the result is that of one device."""
+    before, after = (output("11_plan", name) for name in ("before", "after"))
+    assert last(after, r"loss ([\d.]+)\n") == pytest.approx(last(before, r"loss ([\d.]+)\n"), abs=0.002)
+    assert after.startswith(("Stay on one device", "Use "))
+    predicted, measured = last(after, r"predicted ([\d.]+) ms, measured ([\d.]+) ms")
+    assert predicted > 0
+    assert measured > 0
 
 
 @pytest.mark.long

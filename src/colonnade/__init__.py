@@ -24,8 +24,10 @@ from colonnade.errors import (
 from colonnade.hardware.onednn import switch_on as _switch_on_onednn
 
 if TYPE_CHECKING:
+    from colonnade.describe.plan import Plan
     from colonnade.describe.timeline import Timeline
     from colonnade.describe.topology import Topology
+    from colonnade.describe.workload import Workload
     from colonnade.hardware.devices import setup
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
     from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
     from colonnade.run.train.keras_fit import fit
     from colonnade.run.train.memory import memory
+    from colonnade.run.train.planning import plan
     from colonnade.run.train.trainer import Trainer
+    from colonnade.run.train.workload import workload
     from colonnade.run.variables.partitioned import Partitioned
     from colonnade.show.sweep import sweep
     from colonnade.show.timeline import draw
@@ -71,6 +75,7 @@ __all__ = [
     "Pipeline",
     "Placement",
     "PlacementError",
+    "Plan",
     "Record",
     "Report",
     "Synchronous",
@@ -79,6 +84,7 @@ __all__ = [
     "Trainer",
     "UnreadCheckpoint",
     "Weighted",
+    "Workload",
     "broadcast",
     "draw",
     "fit",
@@ -86,11 +92,13 @@ __all__ = [
     "memory",
     "parallel",
     "placement",
+    "plan",
     "pruning",
     "setup",
     "sweep",
     "verify",
     "width",
+    "workload",
 ]
 
 _HOME = {
@@ -103,6 +111,7 @@ _HOME = {
     "Partitioned": "run.variables.partitioned",
     "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",
+    "Plan": "describe.plan",
     "Record": "run.engine.history",
     "Report": "run.parallel.verify_report",
     "Synchronous": "run.sync.lockstep",
@@ -110,6 +119,7 @@ _HOME = {
     "Topology": "describe.topology",
     "Trainer": "run.train.trainer",
     "Weighted": "run.step.objective",
+    "Workload": "describe.workload",
     "broadcast": "run.batch.split",
     "draw": "show.timeline",
     "fit": "run.train.keras_fit",
@@ -117,11 +127,13 @@ _HOME = {
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
+    "plan": "run.train.planning",
     "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
     "sweep": "show.sweep",
     "verify": "run.parallel.verify",
     "width": "run.width",
+    "workload": "run.train.workload",
 }
 # TensorFlow reads the setting once, when it is imported.
 _switch_on_onednn()

@@ -61,12 +61,24 @@ def devices(
     machine: Annotated[
         str | None, typer.Option(help="Show a recorded machine: article, dgx1, nvswitch, consumer or mig.")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure matrix products and copies, for colonnade plan.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the devices of this machine, who uses them, and the links between them."""
     from colonnade.describe.topology import Topology
     from colonnade.show import machine as show
 
+    if measure:
+        if topology is not None or machine is not None:
+            problem = Problem("--measure", True, "is for this machine", "Leave --topology and --machine out")
+            raise InvalidArgument("colonnade devices", [problem])
+        from colonnade.hardware.measure import measured
+
+        found = measured(_machine(None))
+        _print(as_json, json.loads(found.to_json()), show.figures(found))
+        return
     if topology is not None:
         pasted = Topology.from_text(_text(topology))
         _print(as_json, json.loads(pasted.to_json()), show.links(pasted))
@@ -74,6 +86,58 @@ def devices(
         described = _machine(machine)
         here = machine is None
         _print(as_json, show.facts(described, here=here), show.screen(described, here=here))
+
+
+@app.command()
+def plan(
+    function: Annotated[
+        str | None, typer.Argument(help="A loss, module:function, from the current directory.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="How many devices may be used.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="A recorded machine: article, dgx1, nvswitch, consumer or mig.")
+    ] = None,
+    machines: Annotated[int | None, typer.Option(min=1, help="So many, joined by a network.")] = None,
+    network: Annotated[str, typer.Option(help="The rate of a machine's network adapter.")] = "100Gb",
+    topology: Annotated[
+        Path | None,
+        typer.Option(help="A machine: JSON of colonnade devices --measure, or nvidia-smi topo -m."),
+    ] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="What a step costs, as JSON, in place of a function.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="Of Keras, to measure the function with.")] = "adam",
+    batch: Annotated[int, typer.Option(min=1, help="Rows, where the example is drawn at random.")] = 256,
+    keep: Annotated[list[str] | None, typer.Option(help="What is settled, as name=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how to train a function: on how many devices, in which layout, and why not in another."""
+    from colonnade.run.train.described import described, kept
+
+    if (function is None) == (workload is None):
+        problem = Problem("function", function, "or --workload must be given, one of them", "Try train:loss")
+        raise InvalidArgument("plan", [problem])
+    text = None if topology is None else _text(topology, "colonnade plan")
+    there = described(machine, machines, network, text, devices)
+    if workload is not None:
+        from colonnade.describe.workload import Workload
+        from colonnade.run.train.planning import plan as planned
+
+        costs = Workload.from_json(_text(workload, "colonnade plan", "--workload"))
+        chosen = planned(costs, topology=there, devices=devices, keep=kept(keep or []))
+    else:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            from colonnade.run.train.plan_by_name import plan_by_name
+
+            chosen = plan_by_name(
+                function or "",
+                devices=devices,
+                topology=there,
+                optimizer=optimizer,
+                rows=batch,
+                keep=kept(keep or []),
+            )
+    print(chosen.to_json() if as_json else chosen)
 
 
 @app.command()
@@ -149,14 +213,14 @@ def _machine(name: str | None) -> "Machine":
     return detect(fake, fake.owner)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, command: str = "colonnade devices", option: str = "--topology") -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem(
-            "--topology", str(path), f"cannot be read ({error})", "Name a text file, or - for standard input"
+            option, str(path), f"cannot be read ({error})", "Name a text file, or - for standard input"
         )
-        raise InvalidArgument("colonnade devices", [problem]) from None
+        raise InvalidArgument(command, [problem]) from None
 
 
 def _print(as_json: bool, plain: object, screen: "RenderableType") -> None:

@@ -109,3 +109,36 @@ def test_best_prefers_an_island_and_refuses_what_it_cannot_give():
 def test_links_must_fit_the_devices():
     with pytest.raises(cn.InvalidArgument, match="for each of 2 devices"):
         Topology((Device(), Device()), ((Link.of("X"),),))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda plain: plain["links"][0].pop(), "a link is missing"),
+        (lambda plain: plain["links"][0].__setitem__(1, None), "no way between these devices"),
+        (lambda plain: plain["links"][0].__setitem__(1, 99), "the position of one of"),
+        (lambda plain: plain.update(devices=[]), "at least one"),
+        (lambda plain: plain["devices"][0].update(colour="red"), r"devices\[0\]\.colour"),
+        (lambda plain: plain["devices"][0].update(memory=-1), r"devices\[0\]\.memory"),
+        (lambda plain: plain["kinds"][0].update(bandwidth=-1), "bandwidth"),
+        (lambda plain: plain["kinds"][0].pop("peer"), r"kinds\[0\]\.peer"),
+        (lambda plain: plain.update(version=2), "version"),
+        (lambda plain: plain.update(weather="fine"), "weather"),
+        (lambda plain: plain.update(adapters=-1), "adapters"),
+        (lambda plain: plain.update(boxes=[1], machines=[0], network={}), "network"),
+        (lambda plain: plain.update(boxes=[1], machines=[3]), "machines"),
+    ],
+)
+def test_json_that_says_something_else_is_refused(change, said):
+    plain = json.loads(Topology.uniform(3, "NV2").to_json())
+    change(plain)
+    with pytest.raises(cn.InvalidArgument, match=said):
+        Topology.from_json(json.dumps(plain))
+
+
+def test_all_that_is_wrong_with_a_machine_comes_in_one_error():
+    plain = json.loads(Topology.uniform(3, "NV2").to_json())
+    plain["devices"][1]["cores"], plain["links"][2][0], plain["extra"] = 0, 7, 1
+    with pytest.raises(cn.InvalidArgument) as error:
+        Topology.from_json(json.dumps(plain))
+    assert {p.argument for p in error.value.problems} == {"devices[1].cores", "links[2][0]", "extra"}

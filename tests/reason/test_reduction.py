@@ -129,3 +129,31 @@ def islands(topology, tier):
 def test_a_root_that_does_not_exist():
     with pytest.raises(InvalidArgument, match="from 0 to 3"):
         reduction(Topology.uniform(4), root=4)
+
+
+def test_machines_are_reduced_as_one_large_table_would_be():
+    """Inside each machine first, then machine by machine, with as few messages over the network as can be."""
+    box = Topology.groups([[0, 1], [2, 3]], near="NV2", far="NV1")
+    box = Topology.build(box.devices, [[link.kind for link in row] for row in box.links])
+    joined = Topology.machines(box, 4)
+    rounds = list(reduction(joined))
+    pairs = [pair for round_ in rounds for pair in round_]
+    assert len(pairs) == len({source for source, _ in pairs}) == 15
+    over = [pair for pair in pairs if joined.link(*pair).kind == "NET"]
+    assert len(over) == 3
+    table = Topology(joined.devices, [list(row) for row in joined.links])
+    flat = [pair for round_ in reduction(table) for pair in round_]
+    assert sorted(joined.link(*pair).kind for pair in pairs) == sorted(
+        table.link(*pair).kind for pair in flat
+    )
+    assert len(rounds) == len(list(reduction(table)))
+
+
+def test_any_device_of_any_machine_can_be_the_root():
+    joined = Topology.machines(Topology.uniform(3, "NV2"), 3)
+    for root in range(9):
+        held = {i: {i} for i in range(9)}
+        for round_ in reduction(joined, root):
+            for source, target in round_:
+                held[target] |= held.pop(source)
+        assert held == {root: set(range(9))}

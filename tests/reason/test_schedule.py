@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.reason.schedule import SCHEDULES, StageTask, alive, drawn, forward
+from colonnade.reason.schedule import SCHEDULES, StageTask, alive, drawn, forward, interleaved, needed
 
 counts = st.tuples(st.integers(1, 6), st.integers(1, 9))
 
@@ -66,3 +66,26 @@ def test_how_long_and_how_much_is_kept(numbers):
     assert alive(slots["sequential"]) == (1,) * stages
     assert alive(slots["gpipe"]) == (m,) * stages
     assert alive(slots["1f1b"]) == tuple(min(m, stages - k) for k in range(stages))
+
+
+def test_interleaved_stages_take_turns_as_the_table_draws_them():
+    lines = [["--"] * 10 for _ in range(2)]
+    for at, slot in enumerate(interleaved(2, 2, 2)):
+        for task in slot:
+            lines[task.stage % 2][at] = f"{task}.{task.stage}"
+    assert [" ".join(line) for line in lines] == [
+        "F0.0 F1.0 F0.2 F1.2 -- B0.2 -- B1.2 B0.0 B1.0",
+        "-- F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 B0.1 B1.1 --",
+    ]
+
+
+@pytest.mark.parametrize(("devices", "micro_batches", "chunks"), [(2, 4, 3), (4, 8, 2), (3, 9, 4), (1, 3, 2)])
+def test_interleaving_does_every_task_once_after_what_it_needs(devices, micro_batches, chunks):
+    done = set()
+    for slot in interleaved(devices, micro_batches, chunks):
+        assert len({task.stage % devices for task in slot}) == len(slot)
+        for task in slot:
+            need = needed(task, devices * chunks)
+            assert need is None or need in done
+        done |= set(slot)
+    assert len(done) == 2 * devices * micro_batches * chunks

@@ -1,6 +1,7 @@
 """The benchmarks run; how fast anything is, is not tested here."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,27 @@ def test_throughput_gives_ratios(tmp_path: Path) -> None:
     assert all(figures[0]["step"] > 0 and figures[0]["first"] > 0 for figures in rounds.values())
     for text in ("2 devices against mirrored: polynomial", "2 devices against single: geometric mean"):
         assert text in done.stdout
+
+
+def test_prediction_gives_errors() -> None:
+    """The tables; and that no table of times or of memory has become much worse than it was."""
+    program = BENCHMARKS / "prediction" / "main.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
+    scores = dict(re.findall(r"^\| ([\w, ]+) \| \d+ \| ([\d.]+)% ", done.stdout, re.M))
+    assert len(scores) == 12
+    assert max(float(median) for median in scores.values()) < 20
+    assert "jitter fitted to pytorch_ddp_bench: 4.0%" in done.stdout
+
+
+def test_prediction_of_this_machine_gives_errors() -> None:
+    program = BENCHMARKS / "prediction" / "machine.py"
+    options = ["--models", "polynomial", "--seconds", "0.2"]
+    done = subprocess.run(
+        [sys.executable, str(program), *options], capture_output=True, text=True, timeout=300
+    )
+    assert not done.returncode, done.stderr
+    assert "polynomial, 8 replicas" in done.stdout
 
 
 def test_modes_gives_ratios() -> None:

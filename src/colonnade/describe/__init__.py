@@ -1,1 +1,1 @@
-"""Plain data about machines and work; no TensorFlow."""
+"""Plain data about machines, work and plans; no TensorFlow."""

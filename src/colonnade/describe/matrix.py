@@ -3,7 +3,7 @@
         A0   A1   mlx5_0  CPU Affinity  NUMA Affinity         a header: cards, adapters, affinities
   A0     X   PIX  PHB     0-7           0                     a row of a card: a cell for each
   A1    PIX   X   PHB     0-7           0                     of the first columns
-  mlx5_0 PHB PHB   X                                          adapters are left out
+  mlx5_0 PHB PHB   X                                          adapters are counted only
 
 A card's column is one whose name is the first column's word with another number. So the reader
 needs no knowledge of what a vendor calls a card. Several tables and a log are joined by those numbers.
@@ -56,6 +56,7 @@ class Matrix:
     kinds: Labels
     peers: tuple[tuple[bool | None, ...], ...] | None
     numa: tuple[int | None, ...]
+    adapters: int = 0  # to a network
 
 
 @dataclass
@@ -82,8 +83,10 @@ def read(text: str, p2p: str | None = None) -> Matrix:
         peers, where = _peers(p2p), "p2p"
     elif peers is None and logged is not None:
         peers = logged
+    adapters = 0
     if links is not None:
         block, kinds = links
+        adapters = len(block.columns) - len(block.cards)
         numbers = [_number(card) for card in block.cards]
         names, numa = tuple(block.cards), tuple(_numa(block, name) for name in block.cards)
     elif logged is not None:
@@ -93,13 +96,14 @@ def read(text: str, p2p: str | None = None) -> Matrix:
         rule, fix = "holds no matrix of links", "Copy all of what `nvidia-smi topo -m` prints"
         raise _refuse("text", text, rule, fix)
     if peers is None:
-        return Matrix(names, kinds, None, numa)
+        return Matrix(names, kinds, None, numa, adapters)
     cards = {i for i, _ in peers}
     # A log names the devices that a program used, which need not be all.
     if cards - set(numbers) or (peers is not logged and cards != set(numbers)):
         rule = f"tells peer access of cards {_listed(cards)}, and the links are for {_listed(numbers)}"
         raise _refuse(where, p2p or text, rule, "Take both from the same machine")
-    return Matrix(names, kinds, tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers), numa)
+    told = tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers)
+    return Matrix(names, kinds, told, numa, adapters)
 
 
 def _listed(numbers: Iterable[int]) -> str:

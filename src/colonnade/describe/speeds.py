@@ -16,7 +16,7 @@ LEVELS = ("X", "MEM", "NV", "PIX", "PXB", "PHB", "NODE", "SYS", "NET")
 # is not among them: such a card is not listed, and has no figures rather than wrong ones.
 _BESIDES = re.compile(r"NVIDIA|Tesla|GeForce|SXM[0-9]*|PCIE|HBM[0-9]e?|[0-9]+GB", re.IGNORECASE)
 
-_UNITS = {"GB/s": 1e9, "us": 1e-6, "TFLOP/s": 1e12, "generation": 1.0, "x": 1.0}
+_UNITS = {"GB/s": 1e9, "us": 1e-6, "TFLOP/s": 1e12, "generation": 1.0, "links": 1.0, "x": 1.0}
 
 
 def level(kind: str) -> str:
@@ -90,6 +90,15 @@ def flops(card: str) -> float | None:
     return _of_card(card, "fp32")
 
 
+def of_card(card: str, field: str) -> float | None:
+    """Another figure of a card, if it is listed: `fp16` (peak FLOP/s), `memory` (bytes/s), `nvlinks`.
+
+    >>> of_card("Tesla V100-SXM2-16GB", "fp16"), of_card("Tesla V100-SXM2-16GB", "nvlinks")
+    (125000000000000.0, 6.0)
+    """
+    return _of_card(card, field)
+
+
 def figure(thing: str, field: str) -> float:
     """One number of the table, in bytes, seconds and FLOPs."""
     return _table()[thing, field]
@@ -101,6 +110,7 @@ def _table() -> dict[tuple[str, str], float]:
         return {(r["thing"], r["field"]): float(r["value"]) * _UNITS[r["unit"]] for r in csv.DictReader(file)}
 
 
+@cache
 def _of_card(name: str, field: str) -> float | None:
     words = [word.upper() for word in re.split(r"[\s-]+", name) if word]
     matches = [

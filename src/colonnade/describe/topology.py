@@ -3,87 +3,21 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations, groupby
 from typing import Any
 
-from colonnade.describe import matrix, speeds
+from colonnade.describe import fields, matrix, speeds
+from colonnade.describe.link import DEVICE_RULES, SELF, SHARED
+from colonnade.describe.link import Device as Device
+from colonnade.describe.link import Link as Link
+from colonnade.describe.machines import MachineLinks, adapter_bandwidth
 from colonnade.errors import InvalidArgument, Problem, check, is_whole
+
+VERSION = 1
 
 # Up to this many devices `best` looks at every choice; beyond, it grows one from every device.
 EXACT = 16
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device: a card, or a virtual CPU device."""
-
-    name: str = "device"
-    memory: int | None = None  # bytes
-    flops: float | None = None  # peak FLOP/s in float32
-    numa: int | None = None
-
-
-def _kind_problem(kind: object) -> Problem:
-    known = "NV1 to NV99, " + ", ".join(name for name in speeds.LEVELS if name != "NV")
-    return Problem("kind", kind, "is no kind of link", f"One of: {known}")
-
-
-def _link_problems(link: "Link") -> Iterable[Problem]:
-    if not isinstance(link.kind, str) or not speeds.level(link.kind):
-        yield _kind_problem(link.kind)
-    for name, smallest in (("bandwidth", "above 0"), ("latency", "0 or more")):
-        value = getattr(link, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        if not number or value < 0 or (name == "bandwidth" and value == 0):
-            yield Problem(name, value, f"must be a number, {smallest}", "Use bytes per second, and seconds")
-    if not isinstance(link.peer, bool):
-        yield Problem("peer", link.peer, "must be True or False", "Try peer=True")
-
-
-@dataclass(frozen=True)
-class Link:
-    """The way from one device to another.
-
-    `kind` is what `nvidia-smi topo -m` calls it (NV4, PIX, PXB, PHB, NODE, SYS), or NET for another
-    machine, MEM for devices that share one memory. `peer`: whether the devices reach each other's
-    memory directly; without it everything goes through the host.
-    """
-
-    kind: str
-    bandwidth: float  # bytes per second, one direction
-    latency: float  # seconds
-    peer: bool
-
-    def __post_init__(self) -> None:
-        check("Link", _link_problems(self))
-
-    @property
-    def tier(self) -> tuple[bool, int]:
-        """Smaller is better: direct links before those through the host, then by kind."""
-        return (not self.peer, speeds.LEVELS.index(speeds.level(self.kind)))
-
-    @property
-    def strength(self) -> tuple[int, int, float, float]:
-        """Larger is better: the tier, and within it the bandwidth, then the latency."""
-        through_host, level = self.tier
-        return (-int(through_host), -level, self.bandwidth, -self.latency)
-
-    @classmethod
-    def of(cls, kind: str, *, peer: bool | None = None, card: str = "") -> "Link":
-        """A link of this kind with published figures; `peer` by default as the kind suggests.
-
-        >>> Link.of("PIX")
-        Link(kind='PIX', bandwidth=12000000000.0, latency=6.3e-06, peer=True)
-        """
-        if not isinstance(kind, str) or not speeds.level(kind):
-            raise InvalidArgument("Link", [_kind_problem(kind)])
-        direct = speeds.suggests_peer(kind) if peer is None else peer
-        return cls(kind, speeds.bandwidth(kind, direct, card), speeds.latency(kind, direct), direct)
-
-
-SELF = Link.of("X")
-SHARED = Link.of("MEM")
 
 
 @dataclass(frozen=True)
@@ -100,10 +34,13 @@ class Topology:
     """
 
     devices: tuple[Device, ...]
-    links: tuple[tuple[Link, ...], ...]
+    links: Sequence[Sequence[Link]]
+    adapters: int = 0  # to a network, of this machine, as far as they are known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
+        if isinstance(self.links, MachineLinks):
+            return
         object.__setattr__(self, "links", tuple(map(tuple, self.links)))
         shape, n = [len(row) for row in self.links], len(self.devices)
         if n == 0 or shape != [n] * n:
@@ -114,6 +51,12 @@ class Topology:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    def __hash__(self) -> int:
+        """Kept, because it is asked for often and thousands of devices take their time."""
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", hash((self.devices, self.links, self.adapters)))
+        return int(self.__dict__["_hash"])
 
     def link(self, i: int, j: int) -> Link:
         """The link from device i to device j."""
@@ -127,11 +70,31 @@ class Topology:
         """
         chosen = tuple(indices)
         check("Topology.select()", self._index_problems("indices", *chosen))
+        if isinstance(self.links, MachineLinks):
+            runs = [(m, tuple(run)) for m, run in groupby(chosen, self.links.home.__getitem__)]
+            if (
+                len({m for m, _ in runs}) == len(runs) > 1
+            ):  # machine by machine, so that no table of all is needed
+                return _of_machines(self.links, runs)
         links = tuple(
             tuple(SELF if a == b else SHARED if i == j else self.links[i][j] for b, j in enumerate(chosen))
             for a, i in enumerate(chosen)
         )
         return Topology(tuple(self.devices[i] for i in chosen), links)
+
+    @property
+    def boxes(self) -> "tuple[Topology, ...]":
+        """The machines, in the order of their devices."""
+        return self.links.boxes if isinstance(self.links, MachineLinks) else (self,)
+
+    @property
+    def network(self) -> Link | None:
+        """What joins the machines; its bandwidth is that of all adapters of a machine together."""
+        return self.links.network if isinstance(self.links, MachineLinks) else None
+
+    def machine_of(self, device: int) -> int:
+        """The position of the machine that a device is in."""
+        return self.links.home[device] if isinstance(self.links, MachineLinks) else 0
 
     def best(self, k: int, among: Iterable[int] | None = None) -> tuple[int, ...]:
         """The k devices with the best worst link between them; exact up to 16 devices.
@@ -212,6 +175,47 @@ class Topology:
         return cls(tuple(Device(f"device {i}") for i in range(n)), links)
 
     @classmethod
+    def machines(
+        cls,
+        box: "Topology | Sequence[Topology]",
+        count: int | None = None,
+        *,
+        network: str | float = "100Gb",
+        adapters: int | None = None,
+        latency: float | None = None,
+    ) -> "Topology":
+        """Machines joined by a network: `count` of one kind, or those of a list.
+
+        Args:
+            box: one machine, or all of them.
+            count: how many, where `box` is one.
+            network: the rate of one adapter, such as `100Gb`, or bytes per second.
+            adapters: how many a machine has; by default those that `nvidia-smi topo -m` listed, or one.
+            latency: seconds until the first byte arrives.
+
+        Example:
+            >>> import colonnade as cn
+            >>> two = cn.Topology.machines(cn.Topology.uniform(4, "NV4"), 2, network="200Gb")
+            >>> len(two), two.link(3, 4).kind, two.link(3, 4).bandwidth / 1e9
+            (8, 'NET', 24.0)
+        """
+        boxes = [box] * count if isinstance(box, Topology) and is_whole(count, 1, 2**20) else box
+        whole = isinstance(boxes, list | tuple) and bool(boxes)
+        if not whole or not all(isinstance(one, Topology) and one.network is None for one in boxes):  # type: ignore[union-attr]
+            rule = "must be one machine with a count from 1 up, or a list of machines"
+            problem = Problem("box", fields.shown(box), rule, "Try Topology.machines(box, 4)")
+            raise InvalidArgument("Topology.machines()", [problem])
+        if adapters is not None and not is_whole(adapters, 1, 2**20):
+            problem = Problem("adapters", adapters, "must be a whole number from 1 up", "Leave it out")
+            raise InvalidArgument("Topology.machines()", [problem])
+        known = list(boxes)  # type: ignore[arg-type]
+        number = adapters or min(one.adapters for one in known) or 1
+        usual = speeds.latency("NET", True)
+        link = Link("NET", number * adapter_bandwidth(network), usual if latency is None else latency, True)
+        devices = tuple(device for one in known for device in one.devices)
+        return cls(devices, MachineLinks(known, link))
+
+    @classmethod
     def groups(cls, groups: Sequence[Sequence[int]], near: str = "PHB", far: str = "SYS") -> "Topology":
         """Devices that reach each other directly inside a group (`near`), and not between groups (`far`).
 
@@ -250,39 +254,124 @@ class Topology:
         """
         parsed = matrix.read(text, p2p)
         devices = [Device(name, numa=numa) for name, numa in zip(parsed.names, parsed.numa, strict=True)]
-        return cls.build(devices, parsed.kinds, parsed.peers)
+        return replace(cls.build(devices, parsed.kinds, parsed.peers), adapters=parsed.adapters)
 
     def to_json(self) -> str:
         """As JSON; the links are listed once each, and the matrix holds their positions."""
+        if isinstance(self.links, MachineLinks):
+            kinds = list(dict.fromkeys(self.boxes))
+            return json.dumps(
+                {
+                    "version": VERSION,
+                    "boxes": [json.loads(box.to_json()) for box in kinds],
+                    "machines": [kinds.index(box) for box in self.boxes],
+                    "network": _plain(self.links.network),
+                }
+            )
         different = list(
             dict.fromkeys(link for i, row in enumerate(self.links) for link in row if link != SELF)
         )
         places = [[None if link == SELF else different.index(link) for link in row] for row in self.links]
         plain = {
+            "version": VERSION,
+            "adapters": self.adapters,
             "devices": [asdict(device) for device in self.devices],
-            "kinds": [
-                {**asdict(k), "bandwidth": None if math.isinf(k.bandwidth) else k.bandwidth}
-                for k in different
-            ],
+            "kinds": [_plain(kind) for kind in different],
             "links": places,
         }
         return json.dumps(plain)
 
     @classmethod
     def from_json(cls, text: str) -> "Topology":
-        """The topology that `to_json` wrote."""
-        try:
-            plain = json.loads(text)
-            kinds = [_link(kind) for kind in plain["kinds"]]
-            links = tuple(tuple(SELF if at is None else kinds[at] for at in row) for row in plain["links"])
-            return cls(tuple(Device(**device) for device in plain["devices"]), links)
-        except InvalidArgument:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            rule = f"must be what Topology.to_json() writes ({type(error).__name__}: {error})"
-            shown = text if not isinstance(text, str) or len(text) < 60 else text[:60] + "..."
-            problem = Problem("text", shown, rule, "Write it again with to_json()")
-            raise InvalidArgument("Topology.from_json()", [problem]) from None
+        """The topology that `to_json` wrote; all that is wrong with a text comes in one error."""
+        plain = fields.loaded(text, WHERE, VERSION)
+        return _machines(plain) if "boxes" in plain else _box(plain, "")
+
+
+def _of_machines(links: MachineLinks, runs: Sequence[tuple[int, tuple[int, ...]]]) -> Topology:
+    """Parts of some machines."""
+    parts: dict[tuple[Topology, tuple[int, ...]], Topology] = {}
+    boxes = []
+    for machine, run in runs:
+        local = tuple(device - links.starts[machine] for device in run)
+        key = (links.boxes[machine], local)
+        if key not in parts:
+            parts[key] = key[0].select(local)
+        boxes.append(parts[key])
+    return Topology(tuple(d for box in boxes for d in box.devices), MachineLinks(boxes, links.network))
+
+
+WHERE = "Topology.from_json()"
+AGAIN = "Write it again with to_json()"
+
+
+def _box(plain: Any, at: str) -> Topology:
+    """One machine from plain data."""
+    if not isinstance(plain, dict):
+        raise InvalidArgument(WHERE, [Problem(at or "text", fields.shown(plain), "must be an object", AGAIN)])
+    plain = {name: value for name, value in plain.items() if not at or name != "version"}
+    unknown = plain.keys() - {"devices", "kinds", "links", "adapters"}
+    wrong = [Problem(f"{at}{name}", fields.shown(plain[name]), "is no field here", AGAIN) for name in unknown]
+    lists = {name: fields.items(plain, name) for name in ("devices", "kinds", "links")}
+    wrong += [problem for _, problems in lists.values() for problem in problems]
+    devices, kinds, rows = (lists[name][0] for name in ("devices", "kinds", "links"))
+    for i, device in enumerate(devices):
+        wrong += fields.strangers(Device, device, f"{at}devices[{i}].")
+        wrong += fields.amiss(DEVICE_RULES, device if isinstance(device, dict) else {}, f"{at}devices[{i}].")
+    for i, kind in enumerate(kinds):
+        wrong += fields.strangers(Link, kind, f"{at}kinds[{i}].")
+    wrong += _place_problems(rows, len(devices), len(kinds), at)
+    if not is_whole(plain.get("adapters", 0), 0, 2**20):
+        rule = "must be a whole number from 0 up"
+        wrong.append(Problem(f"{at}adapters", fields.shown(plain["adapters"]), rule, "Leave it out"))
+    check(WHERE, wrong)
+    known = [_link(kind) for kind in kinds]
+    links = tuple(tuple(SELF if place is None else known[place] for place in row) for row in rows)
+    return Topology(tuple(Device(**device) for device in devices), links, plain.get("adapters", 0))
+
+
+def _place_problems(rows: list[Any], num_devices: int, num_kinds: int, at: str) -> Iterable[Problem]:
+    if (
+        not num_devices
+        or len(rows) != num_devices
+        or any(not isinstance(row, list) or len(row) != num_devices for row in rows)
+    ):
+        rule = (
+            f"must have a row and a column for each of {num_devices} devices, at least one: a link is missing"
+        )
+        yield Problem(f"{at}links", fields.shown(rows), rule, AGAIN)
+        return
+    for i, row in enumerate(rows):
+        for j, place in enumerate(row):
+            if place is None and i != j:
+                rule = "is missing: there is no way between these devices"
+                yield Problem(f"{at}links[{i}][{j}]", None, rule, "Name the position of a link in kinds")
+            elif place is not None and not is_whole(place, 0, num_kinds - 1):
+                rule = f"must be the position of one of {num_kinds} kinds"
+                yield Problem(f"{at}links[{i}][{j}]", fields.shown(place), rule, AGAIN)
+
+
+def _machines(plain: dict[str, Any]) -> Topology:
+    wrong = [
+        Problem(name, fields.shown(plain[name]), "is no field here", AGAIN)
+        for name in plain.keys() - {"boxes", "machines", "network"}
+    ]
+    kinds, no_kinds = fields.items(plain, "boxes")
+    places, no_places = fields.items(plain, "machines")
+    wrong += [*no_kinds, *no_places, *fields.strangers(Link, plain.get("network"), "network.")]
+    if not places or not all(is_whole(place, 0, len(kinds) - 1) for place in places):
+        rule = f"must be positions of the {len(kinds)} boxes, at least one"
+        wrong.append(Problem("machines", fields.shown(places), rule, AGAIN))
+    check(WHERE, wrong)
+    boxes = [_box(kind, f"boxes[{i}].") for i, kind in enumerate(kinds)]
+    known = [boxes[place] for place in places]
+    links = MachineLinks(known, _link(plain["network"]))
+    return Topology(tuple(device for box in known for device in box.devices), links)
+
+
+def _plain(link: Link) -> dict[str, Any]:
+    """As JSON takes it, which has no word for what has no end."""
+    return {**asdict(link), "bandwidth": None if math.isinf(link.bandwidth) else link.bandwidth}
 
 
 def _link(plain: dict[str, Any]) -> Link:

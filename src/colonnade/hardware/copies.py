@@ -80,7 +80,7 @@ def _bandwidth(touched: Any, held: Any, size: int) -> float:
     return ROUNDS * size / (time.perf_counter() - start)
 
 
-def _move(held: Any, source: str, target: str) -> Any:
+def to_target(held: Any, source: str, target: str) -> Any:
     with tf.device(target):
         return tf.identity(held)
 
@@ -91,7 +91,7 @@ def main() -> None:
     places = list(zip(cards, hardware.setup(growth=True), strict=True))
     attempts = []
     for (card, source), (other, target) in itertools.permutations(places, 2):
-        arrival = send(_move, source, target, LARGE)
+        arrival = send(to_target, source, target, LARGE)
         arrived = arrival.intact and arrival.read_on == short(target)
         attempts.append(asdict(Copy(card.index, other.index, arrived, arrival.bandwidth)))
     print(json.dumps(attempts))

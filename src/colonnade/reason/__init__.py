@@ -1,1 +1,1 @@
-"""Pipeline schedules, the split of layers, the order of sums: plain functions; no TensorFlow."""
+"""Schedules, the order of sums, costs, the simulator and the planner: plain functions; no TensorFlow."""

@@ -23,6 +23,8 @@ class Layer:
     kept: int = 0  # parameters, their gradients and what the optimizer adds
     activations: int = 0  # of one micro-batch, until it comes back
     working: int = 0  # more, while the layer is at work
+    parameters: int = 0  # bytes; a part of what is kept
+    output: int = 0  # bytes that it gives, of one micro-batch
 
 
 @dataclass(frozen=True)

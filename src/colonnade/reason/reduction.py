@@ -1,5 +1,6 @@
 """The order in which devices add up gradients: who sends to whom, the fastest links first."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from colonnade.describe.topology import Topology
@@ -31,7 +32,34 @@ def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
     if not is_whole(root, 0, len(topology) - 1):
         rule, fix = f"no such device among {len(topology)}", f"Indices go from 0 to {len(topology) - 1}"
         raise InvalidArgument("reduction()", [Problem("root", root, rule, fix)])
+    if topology.network is not None:
+        return _rounds(topology, _over_machines(topology, root))
     return _rounds(topology, _towards(root, _tree(topology, root)))
+
+
+def _over_machines(topology: Topology, root: int) -> dict[int, int]:
+    """As source -> target: inside every machine its own tree, then the machines two by two.
+
+    It is what `_tree` would give, where links inside machines are better than the network, without a look
+    at all pairs of devices.
+    """
+    starts = getattr(topology.links, "starts", (0,))
+    home = topology.machine_of(root)
+    trees: dict[tuple[Topology, int], dict[int, int]] = {}
+    target: dict[int, int] = {}
+    firsts = []
+    for machine, box in enumerate(topology.boxes):
+        local = root - starts[machine] if machine == home else 0
+        if (box, local) not in trees:
+            trees[box, local] = _towards(local, _tree(box, local))
+        start = starts[machine]
+        target |= {start + source: start + goal for source, goal in trees[box, local].items()}
+        firsts.append(start + local)
+    islands = [firsts.pop(home), *firsts]
+    while len(islands) > 1:
+        target |= dict(zip(islands[1::2], islands[::2], strict=False))
+        islands = islands[::2]
+    return target
 
 
 def _tree(topology: Topology, root: int) -> list[tuple[int, int]]:
@@ -88,15 +116,21 @@ def _towards(root: int, edges: list[tuple[int, int]]) -> dict[int, int]:
 def _rounds(topology: Topology, target: dict[int, int]) -> Iterator[Round]:
     """Send as soon as everything has arrived; where several could, the best link goes first."""
     waiting = dict(target)
+    awaited = Counter(target.values())  # how many each device still waits for
+    ready = [source for source in waiting if not awaited[source]]
     while waiting:
-        ready = [source for source in waiting if source not in waiting.values()]
         ready.sort(
             key=lambda s: (_tier(topology, s, target[s]), _negative(_strength(topology, s, target[s])), s)
         )
         chosen = {target[source]: source for source in reversed(ready)}
-        for source in chosen.values():
+        sending = [source for source in ready if chosen[target[source]] == source]
+        for source in sending:
             del waiting[source]
-        yield tuple((source, target[source]) for source in ready if chosen[target[source]] == source)
+            awaited[target[source]] -= 1
+        yield tuple((source, target[source]) for source in sending)
+        sent = set(sending)
+        ready = [source for source in ready if source not in sent]
+        ready += [target[s] for s in sending if target[s] in waiting and not awaited[target[s]]]
 
 
 def _tier(topology: Topology, i: int, j: int) -> tuple[bool, int]:

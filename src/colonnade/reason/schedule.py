@@ -82,6 +82,41 @@ def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Iterato
     return _slots(orders)
 
 
+# Every device holds several parts of the model, which take turns, so a step has shorter ends. 2 devices
+# with 2 parts each (stages 0 and 2, stages 1 and 3), 2 micro-batches; a task takes half as long as with
+# one part each:
+#
+#   slot     | 0  1  2  3  4  5  6  7  8  9
+#   device 0 | F0 F1 F0 F1    B0    B1 B0 B1      stages 0 0 2 2 - 2 - 2 0 0
+#   device 1 |    F0 F1 F0 B0 F1 B1 B0 B1         stages - 1 1 3 3 3 3 1 1
+def interleaved(num_devices: int, num_micro_batches: int, chunks: int) -> Iterator[Slot]:
+    """1F1B with `chunks` stages on every device, k and k + num_devices and so on; other systems have it.
+
+    Micro-batches go in groups of as many as there are devices (Narayanan and others, 2021), so their
+    number is a multiple of that.
+
+    Example:
+        >>> len(list(interleaved(2, 2, 2))) < len(list(one_forward_one_backward(2, 2))) * 2
+        True
+    """
+    group, total = num_devices * chunks, num_micro_batches * chunks
+
+    def turn(device: int, i: int, backward: bool) -> StageTask:
+        inside = i % group
+        chunk = chunks - 1 - inside // num_devices if backward else inside // num_devices
+        micro_batch = i // group * num_devices + inside % num_devices
+        return StageTask(chunk * num_devices + device, micro_batch, backward)
+
+    orders = []
+    for k in range(num_devices):
+        ahead = min(2 * (num_devices - 1 - k) + (chunks - 1) * num_devices, total)
+        turns = [turn(k, i, False) for i in range(ahead)]
+        for i in range(total - ahead):
+            turns += [turn(k, ahead + i, False), turn(k, i, True)]
+        orders.append([*turns, *(turn(k, i, True) for i in range(total - ahead, total))])
+    return _slots(orders, group)
+
+
 # What is left of gpipe where nothing is differentiated. 3 stages, 4 micro-batches; m + s - 1 slots:
 #
 #   slot    | 0  1  2  3  4  5
@@ -140,23 +175,26 @@ def drawn(slots: Iterable[Slot]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _slots(orders: Sequence[Sequence[StageTask]]) -> Iterator[Slot]:
-    """Every stage takes its tasks in order, each as soon as what it needs is there."""
+def _slots(orders: Sequence[Sequence[StageTask]], num_stages: int | None = None) -> Iterator[Slot]:
+    """Everyone takes the tasks of an order one by one, each as soon as what it needs is there."""
+    stages = len(orders) if num_stages is None else num_stages
     done: set[StageTask] = set()
     at = [0] * len(orders)
     while any(i < len(order) for i, order in zip(at, orders, strict=True)):
-        heads = [order[i] for i, order in zip(at, orders, strict=True) if i < len(order)]
-        slot = tuple(task for task in heads if _needed(task, len(orders)) in (None, *done))
-        assert slot, "the orders of the stages wait for each other"
-        for task in slot:
-            at[task.stage] += 1
+        heads = [(k, order[i]) for k, (i, order) in enumerate(zip(at, orders, strict=True)) if i < len(order)]
+        ready = [(k, task) for k, task in heads if (need := needed(task, stages)) is None or need in done]
+        assert ready, "the orders of the stages wait for each other"
+        for k, _ in ready:
+            at[k] += 1
+        slot = tuple(task for _, task in ready)
         done.update(slot)
         yield slot
 
 
-def _needed(task: StageTask, num_stages: int) -> StageTask | None:
+def needed(task: StageTask, num_stages: int) -> StageTask | None:
     """The task of another stage, or its own forward, whose result a task takes."""
     if not task.backward:
-        return task._replace(stage=task.stage - 1) if task.stage else None
-    last = task.stage == num_stages - 1
-    return task._replace(backward=False) if last else task._replace(stage=task.stage + 1)
+        return StageTask(task.stage - 1, task.micro_batch) if task.stage else None
+    if task.stage == num_stages - 1:
+        return StageTask(task.stage, task.micro_batch)
+    return StageTask(task.stage + 1, task.micro_batch, True)

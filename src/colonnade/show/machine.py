@@ -118,6 +118,23 @@ def links(topology: Topology) -> Text:
     return text
 
 
+def figures(topology: Topology) -> RenderableType:
+    """What was measured: the rate of a matrix product on each device, and the copies between cards."""
+    table = _table("Measured", "device", "what", "*matrix product")
+    for i, device in enumerate(topology.devices):
+        rate = "" if device.achieved is None else f"{device.achieved / 1e9:,.4g} GFLOP/s"
+        table.add_row(str(i), device.name, rate)
+    if len(topology) == 1:
+        return table
+    copies = _table("Copies", "*from", "*to", "link", "*bandwidth", "*latency")
+    for i, row in enumerate(topology.links):
+        for j, link in enumerate(row):
+            if i != j:
+                cells = f"{link.bandwidth / 1e9:.3g} GB/s", f"{link.latency * 1e6:.3g} us"
+                copies.add_row(str(i), str(j), label(link), *cells)
+    return Group(table, copies)
+
+
 def label(link: Link) -> str:
     """The kind of a link, with a mark where there is no peer access."""
     return link.kind if link.peer else f"{link.kind}!"

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from colonnade.describe.plan import Prediction
+
 
 @dataclass(frozen=True)
 class Record:
@@ -30,7 +32,13 @@ class History:
     interrupted: bool = False
     resumed: int | None = None  # the saved step from which the fit went on
     stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
+    predicted: Prediction | None = None  # of the plan, where the trainer was made with one
 
     @property
     def examples_per_second(self) -> float:
         return self.examples / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """What a step took, beside `predicted.step`."""
+        return self.seconds / len(self.losses) if self.losses else 0.0

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from colonnade.describe.plan import Plan
 from colonnade.errors import Problem, check, is_whole
 from colonnade.hardware import devices as hardware
 from colonnade.reason.schedule import SCHEDULES
@@ -53,6 +54,38 @@ def problems(
         hasattr(one, "variables") or hasattr(one, "assign") for one in tied
     ):
         yield Problem("tied", tied, "must be a list of variables or layers", "Pass tied=[embedding]")
+
+
+def rows_planned(plan: Plan) -> list[list[int]]:
+    """For each replica of a plan the positions of the devices of its stages."""
+    return [[plan.device(d, s) for s in range(plan.stage)] for d in range(plan.data)]
+
+
+def plan_problems(
+    plan: Any, num_layers: int, devices: Any, micro_batches: Any, placement: Any
+) -> Iterator[Problem]:
+    """Why a pipeline cannot be made by a plan."""
+    if not isinstance(plan, Plan):
+        yield Problem("plan", plan, "must be a cn.Plan", "Take what cn.plan() returned")
+        return
+    if plan.not_runnable:
+        yield Problem(
+            "plan", plan.layout, f"cannot be run: {plan.not_runnable}", "Plan with keep={'width': 1}"
+        )
+    have = len(hardware.names())
+    if max(plan.devices) >= have:
+        rule = f"is for device {max(plan.devices)}, and there are {have} here"
+        yield Problem("plan", plan.layout, rule, "Plan for these devices, or make more with cn.setup()")
+    if plan.layers is not None and len(plan.layers) != num_layers:
+        rule = f"deals out {len(plan.layers)} layers, and here are {num_layers}"
+        yield Problem("plan", plan.layout, rule, "Measure with layers= set to this model")
+    for name, value, usual in (
+        ("devices", devices, None),
+        ("micro_batches", micro_batches, None),
+        ("placement", placement, "auto"),
+    ):
+        if value != usual:
+            yield Problem(name, value, "is settled by the plan", "Leave it out")
 
 
 def _placement_problems(num_layers: int, num_stages: int, placement: Any) -> Iterator[Problem]:

@@ -66,11 +66,14 @@ def _measured(
             raise misfit(f"layer {i}", stage.name, "what it gets", values, error) from None
         known.update(zip(stage.gives, results, strict=True))
         seconds.append(time)
-    if not with_memory:
-        return [Layer(name, time) for name, time in zip(layers.names, seconds, strict=True)]
-    measured = dry_run([work.job(optimizer) for work in works])
-    costs = [work.bytes(one) for work, one in zip(works, measured, strict=True)]
-    return [Layer(n, t, *cost) for n, t, cost in zip(layers.names, seconds, costs, strict=True)]
+    costs: list[tuple[int, int, int]] = [(0, 0, 0)] * len(works)
+    if with_memory:
+        measured = dry_run([work.job(optimizer) for work in works])
+        costs = [work.bytes(one) for work, one in zip(works, measured, strict=True)]
+    return [
+        Layer(name, time, *cost, sum(map(num_bytes, work.parameters)), work.given)
+        for name, time, cost, work in zip(layers.names, seconds, costs, works, strict=True)
+    ]
 
 
 class _Work(Traced):
@@ -100,6 +103,14 @@ class _Work(Traced):
             }
 
         super().__init__(both, taken)
+
+    @property
+    def given(self) -> int:
+        """Bytes of what the layer returns."""
+        leaves = tf.nest.flatten(self.structure["results"], expand_composites=True)
+        return sum(
+            num_bytes(leaf) for leaf in leaves if tf.is_tensor(leaf) or isinstance(leaf, tf.TensorSpec)
+        )
 
     def job(self, optimizer: Any) -> Job:
         gradients = self.pack(self.leaves([t.name for t in self.concrete.outputs]))["gradients"]

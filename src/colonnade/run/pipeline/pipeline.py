@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.plan import Plan
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.devices import estimated_limit, room
@@ -15,7 +16,7 @@ from colonnade.reason.schedule import SCHEDULES, Schedule
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.parallel.join import join_leaf
-from colonnade.run.pipeline.checks import problems, refs_of, rows_of
+from colonnade.run.pipeline.checks import plan_problems, problems, refs_of, rows_of, rows_planned
 from colonnade.run.pipeline.layer_costs import measured
 from colonnade.run.pipeline.layers import MISTAKES, Stage, layers_of, misfit, refused
 from colonnade.run.pipeline.tasks import Stamp
@@ -47,6 +48,7 @@ class Pipeline:
         placement: `auto` balances the measured time of the layers, under the memory of the devices;
             or the stage of each layer, such as `[0, 0, 1]`.
         tied: variables or layers that several stages use.
+        plan: what `cn.plan` returned; it settles devices, micro-batches, schedule and placement.
 
     Example:
         >>> import colonnade as cn, keras, tensorflow as tf
@@ -65,9 +67,14 @@ class Pipeline:
         schedule: str = "1f1b",
         placement: str | Sequence[int] = "auto",
         tied: Sequence[Any] = (),
+        plan: Plan | None = None,
     ) -> None:
         self._layers = layers_of(stages)
         num_layers = len(self._layers.names)
+        if plan is not None:
+            check("Pipeline()", plan_problems(plan, num_layers, devices, micro_batches, placement))
+            devices, micro_batches, schedule = rows_planned(plan), plan.micro_batches, plan.schedule
+            placement = "auto" if plan.layers is None else plan.layers
         self.rows = rows_of(devices, num_layers)
         self.num_stages = len(self.rows[0])
         check("Pipeline()", problems(num_layers, self.num_stages, micro_batches, schedule, placement, tied))

@@ -48,7 +48,7 @@ def memory(
     check("memory()", _problems(fn))
     if isinstance(fn, keras.Model):
         optimizer = optimizer or getattr(fn, "optimizer", None)
-        fn = _loss_of(fn)
+        fn = loss_of(fn)
     trainer = Trainer(fn, optimizer or keras.optimizers.SGD(), devices=devices, variables=variables)
     return trainer.memory(*(batch if isinstance(batch, tuple) else (batch,)))
 
@@ -58,7 +58,7 @@ def _problems(fn: Any) -> Iterator[Problem]:
         yield Problem("fn", fn, "must be a loss function or a Keras model", "Pass the function itself")
 
 
-def _loss_of(model: keras.Model) -> Callable[..., Any]:
+def loss_of(model: keras.Model) -> Callable[..., Any]:
     """Something to differentiate: the mean of all that a model puts out for an example."""
 
     def loss(*inputs: Any) -> Any:

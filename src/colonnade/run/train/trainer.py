@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.plan import Plan
 from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
-from colonnade.run.data.feed import feed
+from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
@@ -26,7 +27,7 @@ from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
-from colonnade.run.train import checks
+from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
 from colonnade.run.train.progress import Progress
@@ -50,6 +51,8 @@ class Trainer:
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
         reduce: the order in which gradients are added: `auto` follows the topology.
+        plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
+            what it predicts (`history.predicted`). Stages need `devices=cn.Pipeline(model, plan=plan)`.
 
     Example:
         >>> import colonnade as cn, keras, tensorflow as tf
@@ -74,7 +77,13 @@ class Trainer:
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
+        plan: Plan | None = None,
     ) -> None:
+        self._plan = plan
+        against_plan = [] if plan is None else list(by_plan.problems(plan, devices, sync, variables))
+        if plan is not None and not against_plan:
+            settled = by_plan.settled(plan, devices)
+            devices, sync, variables = settled.devices, settled.sync, settled.variables
         pipeline = devices if isinstance(devices, Pipeline) else None
         dealt = variables if isinstance(variables, Partitioned) else Partitioned()
         variables = "partitioned" if isinstance(variables, Partitioned) else variables
@@ -82,6 +91,7 @@ class Trainer:
         sync = Synchronous() if sync is None else sync
         amiss = [
             *checks.of_training(loss, optimizer),
+            *against_plan,
             *unknown,
             *checks.of_pipeline(pipeline, sync, variables),
             *sync_problems(sync, variables, len(self.devices) or 1),
@@ -224,6 +234,11 @@ class Trainer:
             fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        if self._plan is not None:
+            again = None if is_generator(data) else batches.dataset
+            forecast.compare(
+                self._plan, history, self._engine, fitting.seconds_per_step, again, show=progress
+            )
         saver.ended(interrupted=history.interrupted)
         return history
 

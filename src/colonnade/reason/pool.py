@@ -1,0 +1,50 @@
+"""Devices that share the cores of one processor: tasks at the same time get slower together."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+Task = Hashable
+
+
+def share(
+    orders: Sequence[Sequence[Task]],
+    seconds: Mapping[Task, float],
+    needs: Callable[[Task], Task | None],
+    capacity: float,
+) -> dict[Task, tuple[float, float]]:
+    """Start and end of every task.
+
+    Args:
+        orders: for each device its tasks, which it takes one by one.
+        seconds: of each task where it has the processor to itself.
+        needs: what must have ended before a task can begin, if anything.
+        capacity: how many devices the processor serves at full speed; with more at work, all are slower
+        alike.
+
+    >>> share([["a"], ["b"]], {"a": 1.0, "b": 2.0}, lambda task: None, 1.0)["b"]
+    (0.0, 3.0)
+    """
+    now, at = 0.0, [0] * len(orders)
+    begun: dict[Task, float] = {}
+    ended: dict[Task, float] = {}
+    left: dict[Task, float] = {}  # of the tasks under way
+    working: dict[int, Task] = {}
+    total = sum(map(len, orders))
+    while len(ended) < total:
+        for k, order in enumerate(orders):
+            if k in working or at[k] >= len(order):
+                continue
+            task = order[at[k]]
+            need = needs(task)
+            if need is None or need in ended:
+                working[k], begun[task], left[task] = task, now, seconds[task]
+                at[k] += 1
+        assert working, "the orders of the devices wait for each other"
+        rate = min(1.0, capacity / len(working))
+        step = min(left[task] for task in working.values())
+        now += step / rate
+        for k, task in list(working.items()):
+            left[task] -= step
+            if left[task] <= 1e-12 * max(1.0, seconds[task]) or left[task] <= 0:
+                ended[task] = now
+                del working[k], left[task]
+    return {task: (begun[task], ended[task]) for task in begun}

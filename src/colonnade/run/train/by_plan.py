@@ -1,0 +1,83 @@
+"""What a plan means for `cn.Trainer`: its devices, where variables live, and how replicas work together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from colonnade.describe.plan import Plan
+from colonnade.errors import Problem
+from colonnade.hardware import devices as hardware
+from colonnade.run.asynchronous.asynchronous import Asynchronous
+from colonnade.run.engine.protocols import Sync
+from colonnade.run.pipeline.checks import rows_planned
+from colonnade.run.pipeline.pipeline import Pipeline
+from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The arguments of a trainer that a plan settles."""
+
+    devices: Any
+    sync: Sync
+    variables: str
+
+
+def problems(plan: Any, devices: Any, sync: Any, variables: Any) -> Iterator[Problem]:
+    """Why a trainer cannot run a plan."""
+    if not isinstance(plan, Plan):
+        yield Problem("plan", plan, "must be a cn.Plan", "Take what cn.plan() returned")
+        return
+    if plan.not_runnable:
+        yield Problem(
+            "plan", plan.layout, f"cannot be run: {plan.not_runnable}", "Plan with keep={'width': 1}"
+        )
+    have = hardware.names()
+    if max(plan.devices) >= len(have):
+        rule = f"is for device {max(plan.devices)}, and there are {len(have)} here ({', '.join(have)})"
+        fix = f"Right after the imports: cn.setup(virtual={1 + max(plan.devices)}), or plan for these devices"
+        yield Problem("plan", plan.layout, rule, fix)
+    if sync is not None:
+        yield Problem("sync", sync, "is settled by the plan", "Leave it out, or plan with keep={'sync': ...}")
+    if variables != "auto":
+        yield Problem(
+            "variables", variables, "is settled by the plan", "Leave it out, or keep it in the plan"
+        )
+    if plan.stage > 1 and not isinstance(devices, Pipeline):
+        rule = "has stages, and the loss must call a pipeline for that"
+        fix = "pipeline = cn.Pipeline(model, plan=plan), call it in the loss, and pass devices=pipeline"
+        yield Problem("plan", plan.layout, rule, fix)
+    elif plan.stage == 1 and devices is not None:
+        yield Problem("devices", devices, "are settled by the plan", "Leave them out")
+    elif plan.stage > 1 and max(plan.devices) < len(have):
+        yield from _pipeline_problems(plan, devices)
+
+
+def _pipeline_problems(plan: Plan, pipeline: Pipeline) -> Iterator[Problem]:
+    have = hardware.names()
+    wanted = tuple(tuple(have[position] for position in row) for row in rows_planned(plan))
+    if pipeline.rows != wanted or pipeline.micro_batches != plan.micro_batches:
+        rule = f"is another pipeline than the plan's: {plan.layout} on {wanted}"
+        yield Problem("devices", str(pipeline), rule, "Make it with cn.Pipeline(model, plan=plan)")
+
+
+def settled(plan: Plan, devices: Any) -> Settled:
+    """The arguments of a trainer for a plan without problems."""
+    if plan.stage > 1:
+        return Settled(devices, Synchronous(), "auto")
+    have = hardware.names()
+    return Settled([have[d] for d in plan.devices], sync_of(plan), plan.variables)
+
+
+def sync_of(plan: Plan) -> Sync:
+    """The way of training that a plan names."""
+    if plan.sync == "asynchronous":
+        return Asynchronous(max_staleness=plan.max_staleness)
+    if plan.sync == "local":
+        return LocalSGD(plan.every)
+    if plan.sync == "diloco":
+        return DiLoCo(plan.every)
+    if plan.sync == "elastic":
+        return Elastic(plan.every, plan.alpha)
+    return Synchronous(shares=plan.shares)
