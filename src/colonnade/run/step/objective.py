@@ -13,24 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.run_folder import FIGURES
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import COMPOSITE, Arguments, is_tensor
 from colonnade.run.step.gradient_rows import DENSE, Form, Source, pieces, sizes_of
 from colonnade.run.trace.traced import Traced, Voice
-
-# What a line of metrics.jsonl has beside the metrics.
-FIGURES = (
-    "time",
-    "step",
-    "examples",
-    "loss",
-    "examples_per_second",
-    "seconds_per_batch",
-    "skipped",
-    "replicas",
-    "staleness",
-)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.progress import Progress
+from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import Interruption
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
@@ -29,6 +30,7 @@ class Fitting:
     saver: Saver | NoSaver
     shown: Progress
     interrupted: Interruption
+    log: RunLog
     history: History = field(init=False, default_factory=History)
     begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
     stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
@@ -43,6 +45,7 @@ class Fitting:
         saved = self.saver.start(self.counts.step)
         if saved is not None:
             self._go_on_from(saved)
+        self.log.begin(self.counts.step, self.history.resumed)
         while not self.stopped and self._left > 0 and not self._interrupted_here():
             self.stream.hold(min(self._left, self._until_save))
             chunk = self.stream.take(self._wanted())
@@ -54,6 +57,8 @@ class Fitting:
             self.shown.advance(record, begun, logged=False)
             self.saver.after(record, resting=True, stopped=self.stopped)
         self.saver.finish(stopped=self.stopped)
+        self.log.advance(self.counts.step, 0, self.saver.saves)
+        self.log.interrupted = self.interrupted.is_set()
         return self._closed()
 
     @property
@@ -95,6 +100,7 @@ class Fitting:
             self.history.records.append(record)
             self.stopped = self.ends(record)
         self.saver.after(record, resting=self.stream.resting, stopped=self.stopped)
+        self.log.advance(record.step, chunk.skipped, self.saver.saves)
 
     def _add(self, chunk: Chunk) -> Record:
         self.history.losses += chunk.losses

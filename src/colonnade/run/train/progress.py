@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,18 +18,33 @@ from colonnade.hardware.placement import short
 
 
 class Progress:
-    """Shows and writes what a fit reports; a context manager around the fit."""
+    """Shows and writes what a fit reports; a context manager around the fit.
+
+    Args:
+        expected: how many steps, if that is known.
+        logdir: where to write, if anywhere.
+        devices: of the replicas.
+        show: whether to show a bar, or lines.
+        shares: tells the part of a batch that each device gets, where that changes.
+    """
 
     def __init__(
-        self, expected: int | None, logdir: str | Path | None, devices: Sequence[str], *, show: bool
+        self,
+        expected: int | None,
+        logdir: str | Path | None,
+        devices: Sequence[str],
+        *,
+        show: bool,
+        shares: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._console = Console()
-        self._show = show
+        self._show, self._shares = show, shares
         self._devices = [short(device) for device in devices]
         self._bar = _bar(self._console) if show and self._console.is_terminal else None
         self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
         self._since, self._examples, self._steps = 0.0, 0, 0
         self._ages: Counter[int] = Counter()  # of the gradients applied since the last log line
+        self._losses: list[float] = []  # of the steps since then
         self._unwritten: tuple[Any, Any] | None = None  # what was reached since then
         self._writer = self._file = None
         if logdir is not None:
@@ -68,6 +83,7 @@ class Progress:
         self._examples += chunk.examples
         self._steps += chunk.steps
         self._ages.update(chunk.ages)
+        self._losses += chunk.losses
         self._unwritten = record, chunk
         if self._bar and self._task is not None:
             self._bar.update(self._task, advance=chunk.steps, said=self._line(record, short=True))
@@ -76,7 +92,7 @@ class Progress:
                 self._console.print(f"step {record.step}: {self._line(record)}", highlight=False)
             self._write(record, chunk)
             self._since, self._examples, self._steps = 0.0, 0, 0
-            self._ages, self._unwritten = Counter(), None
+            self._ages, self._losses, self._unwritten = Counter(), [], None
 
     def _line(self, record: Any, *, short: bool = False) -> str:
         said = [f"loss {record.loss:.4g}", *(f"{name} {value:.4g}" for name, value in record.metrics.items())]
@@ -99,12 +115,16 @@ class Progress:
                 "step": record.step,
                 "examples": record.examples,
                 "loss": record.loss,
+                "loss_min": min(filter(math.isfinite, self._losses), default=record.loss),
+                "loss_max": max(filter(math.isfinite, self._losses), default=record.loss),
                 **record.metrics,
                 "examples_per_second": self._rate(),
                 "seconds_per_batch": self._since / max(self._steps, 1),
                 "skipped": record.skipped,
                 "replicas": replicas,
             }
+            if self._shares is not None:
+                line["shares"] = {short(device): share for device, share in self._shares().items()}
             if record.staleness:
                 line["staleness"] = record.staleness
             self._file.write(json.dumps(_finite(line)) + "\n")

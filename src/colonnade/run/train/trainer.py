@@ -30,6 +30,8 @@ from colonnade.run.train import checks
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
 from colonnade.run.train.progress import Progress
+from colonnade.run.train.run_facts import facts, peaks
+from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
@@ -90,10 +92,12 @@ class Trainer:
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: defaultdict[Path, list[int]] = defaultdict(list)
-        self._names = parameter_names(loss)
+        self._loss, self._names = loss, parameter_names(loss)
+        self._estimate: Memory | None = None  # the last that was asked for
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
+        self._sync = "Pipeline" if pipeline is not None else repr(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._engine: Engine
         self._evaluation: Evaluation
@@ -149,16 +153,31 @@ class Trainer:
         speeds = self._engine.shares.speeds if isinstance(self._engine, Lockstep) else even
         return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=True)}
 
+    def _changing(self) -> Callable[[], dict[str, float]] | None:
+        """Tells the shares of the devices, where they are measured."""
+        return self.shares if isinstance(self._engine, Lockstep) and self._engine.shares.timed else None
+
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
-        return self._engine.traffic()
+        return float(sum(self._engine.links().values()))
+
+    def links(self) -> dict[tuple[str, str], float]:
+        """The same by link: the bytes that a step moves from the first device of a pair to the second."""
+        return self._engine.links()
 
     def memory(self, *batch: Any) -> Memory:
         """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it.
 
         What a join of local training keeps beside the replicas (the centre, an outer optimizer) is not in it.
         """
-        return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
+        self._estimate = self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
+        return self._estimate
+
+    def _facts(self, steps: int | None, epochs: int | None, log_every: int) -> dict[str, Any]:
+        """What a log says of this training."""
+        how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
+        how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
+        return facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate)
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -193,7 +212,7 @@ class Trainer:
             batch_size: the global batch size, for arrays.
             log_every: steps between log lines.
             callbacks: called with the `Record` of every log line; one that returns True ends the fit.
-            logdir: where to write TensorBoard summaries and `metrics.jsonl`.
+            logdir: where to write TensorBoard summaries and what `colonnade report` makes a page of.
             progress: whether to show a bar, or lines where there is no terminal.
             checkpoint: where to save the training; run again, the program goes on from there. `steps` and
                 `epochs` count from the start of the first run.
@@ -213,15 +232,17 @@ class Trainer:
         exact = checkpoint is not None and checkpoint.data == "exact"
         batches = self._data(data, batch_size, epochs, exact=exact)
         expected = batches.expected(steps)
+        known = partial(self._facts, steps, epochs, log_every)
         with (
+            RunLog(logdir, known, partial(peaks, self.devices)) as log,
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(expected, logdir, self._engine.devices, show=progress) as shown,
+            Progress(expected, logdir, self._engine.devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
         ):
             ends = partial(self._ends, callbacks)
-            fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
+            fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log)
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
         saver.ended(interrupted=history.interrupted)
