@@ -84,6 +84,16 @@ def number(value: Any) -> float | None:
     return real if real - real == 0 else None
 
 
+def inner(outer: Any, name: str) -> dict[str, Any]:
+    """What is under a name, if it is a dict; else an empty one: files may hold anything.
+
+    >>> inner({"a": {"b": 1}}, "a"), inner({"a": 3}, "a"), inner(None, "a")
+    ({'b': 1}, {}, {})
+    """
+    value = outer.get(name) if isinstance(outer, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
 def read_run(path: str | Path, where: str = "report()") -> Run:
     """Read the folder of a run.
 

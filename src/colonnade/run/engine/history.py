@@ -1,6 +1,10 @@
 """`cn.Record` of a step (loss, metrics, speed) and `cn.History` of a fit."""
 
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from colonnade.errors import InvalidArgument, Problem
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,25 @@ class History:
     interrupted: bool = False
     resumed: int | None = None  # the saved step from which the fit went on
     stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
+
+    logdir: Path | None = None  # where the fit wrote its log
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
+        """Make a page of the fit, as `colonnade report` does; it must have had a `logdir`.
+
+        Args:
+            path: where to; `report.html` in the log directory by default.
+            force: whether to write over a file that is no page of Colonnade's.
+
+        Returns:
+            Where the page is.
+        """
+        if self.logdir is None:
+            rule, fix = "the fit wrote no log to make a page of", "Call fit(..., logdir='runs/first')"
+            raise InvalidArgument("report()", [Problem("logdir", None, rule, fix)])
+        # Pages are made in a layer above this one, which is looked up when somebody asks for a page.
+        page: Path = import_module("colonnade.show.report").report([self.logdir], path, force=force)
+        return page
 
     @property
     def examples_per_second(self) -> float:

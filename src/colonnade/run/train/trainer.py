@@ -245,6 +245,7 @@ class Trainer:
             fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log)
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        history.logdir = None if logdir is None else Path(logdir)
         saver.ended(interrupted=history.interrupted)
         return history
 
