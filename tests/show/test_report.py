@@ -29,6 +29,7 @@ def test_one_file_beside_the_run(tmp_path):
     assert report([folder]) == page  # a page of ours is made again
 
 
+@pytest.mark.long
 def test_a_long_run_is_a_small_page_without_a_loss_of_spikes(tmp_path):
     folder = run_folder(tmp_path / "long", steps=100_000, spike=66_666)
     text = report([folder]).read_text()
@@ -130,29 +131,30 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def page_path(tmp_path_factory):
-    return report([run_folder(tmp_path_factory.mktemp("run") / "first")])
+def page(browser, tmp_path_factory):
+    """One for many tests, as opening takes a second or two; a test leaves it as it was, but for its zoom."""
+    with opened(browser, report([run_folder(tmp_path_factory.mktemp("run") / "first")])) as found:
+        yield found
 
 
-def test_every_chart_is_drawn_with_its_points(browser, page_path):
-    with opened(browser, page_path) as page:
-        found = page.evaluate(
-            """() => [...document.querySelectorAll(".chart")].map(e => ({
-                size: e.querySelector("svg.main-svg").getBoundingClientRect().width
-                    * e.querySelector("svg.main-svg").getBoundingClientRect().height,
-                points: e.data.reduce((n, t) => n + (t.x || []).length, 0),
-                marks: e.querySelectorAll(".scatterlayer path, .barlayer path").length,
-            }))"""
-        )
-        # Loss, accuracy, speed, timeline, memory.
-        assert len(found) == 5
-        for chart in found:
-            assert chart["size"] > 50_000
-            assert chart["points"] > 1
-            assert chart["marks"] > 0
-        assert page.locator("svg.colonnade line").count() == 1  # the link, both ways
-        assert page.locator("h1 .pill").inner_text() == "finished"
-        assert "Between steps: 15% of the time" in page.locator(".words").inner_text()
+def test_every_chart_is_drawn_with_its_points(page):
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".chart")].map(e => ({
+            size: e.querySelector("svg.main-svg").getBoundingClientRect().width
+                * e.querySelector("svg.main-svg").getBoundingClientRect().height,
+            points: e.data.reduce((n, t) => n + (t.x || []).length, 0),
+            marks: e.querySelectorAll(".scatterlayer path, .barlayer path").length,
+        }))"""
+    )
+    # Loss, accuracy, speed, timeline, memory.
+    assert len(found) == 5
+    for chart in found:
+        assert chart["size"] > 50_000
+        assert chart["points"] > 1
+        assert chart["marks"] > 0
+    assert page.locator("svg.colonnade line").count() == 1  # the link, both ways
+    assert page.locator("h1 .pill").inner_text() == "finished"
+    assert "Between steps: 15% of the time" in page.locator(".words").inner_text()
 
 
 def middle(page, chart):
@@ -175,90 +177,94 @@ def span(page, chart):
     return end - start
 
 
-def test_hover_and_zoom(browser, page_path):
-    with opened(browser, page_path) as page:
-        loss = number_of(page, "loss")
-        page.locator(f'.chart[data-chart="{loss}"]').scroll_into_view_if_needed()
-        x, y, box = middle(page, loss)
-        page.mouse.move(x, y, steps=4)
-        page.wait_for_selector(f'.chart[data-chart="{loss}"] .hoverlayer .legendtext', timeout=10_000)
-        before = span(page, loss)
-        page.mouse.down()
-        page.mouse.move(x + box["width"] / 4, y, steps=4)
-        page.mouse.up()
-        page.wait_for_function(
-            """([n, was]) => {
-                const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
-                return b - a < was / 2;
-            }""",
-            arg=[loss, before],
-        )
-        timeline = number_of(page, "Timeline")
-        page.locator(f'.chart[data-chart="{timeline}"]').scroll_into_view_if_needed()
-        x, y, box = middle(page, timeline)
-        page.mouse.move(box["x"] + 20, y, steps=4)
-        page.wait_for_selector(f'.chart[data-chart="{timeline}"] .hoverlayer text', timeout=10_000)
-        before = span(page, timeline)
-        page.mouse.wheel(0, -300)
-        page.wait_for_function(
-            """([n, was]) => {
-                const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
-                return b - a < was;
-            }""",
-            arg=[timeline, before],
-        )
+def test_hover_and_zoom(page):
+    loss = number_of(page, "loss")
+    page.locator(f'.chart[data-chart="{loss}"]').scroll_into_view_if_needed()
+    x, y, box = middle(page, loss)
+    page.mouse.move(x, y, steps=4)
+    page.wait_for_selector(f'.chart[data-chart="{loss}"] .hoverlayer .legendtext', timeout=10_000)
+    before = span(page, loss)
+    page.mouse.down()
+    page.mouse.move(x + box["width"] / 4, y, steps=4)
+    page.mouse.up()
+    page.wait_for_function(
+        """([n, was]) => {
+            const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
+            return b - a < was / 2;
+        }""",
+        arg=[loss, before],
+    )
+    timeline = number_of(page, "Timeline")
+    page.locator(f'.chart[data-chart="{timeline}"]').scroll_into_view_if_needed()
+    x, y, box = middle(page, timeline)
+    page.mouse.move(box["x"] + 20, y, steps=4)
+    page.wait_for_selector(f'.chart[data-chart="{timeline}"] .hoverlayer text', timeout=10_000)
+    before = span(page, timeline)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function(
+        """([n, was]) => {
+            const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
+            return b - a < was;
+        }""",
+        arg=[timeline, before],
+    )
 
 
-def test_buttons(browser, page_path):
-    with opened(browser, page_path) as page:
-        loss = number_of(page, "loss")
-        card = page.locator(".card", has=page.locator(f'.chart[data-chart="{loss}"]')).last
-        card.get_by_role("button", name="log").click()
-        axis = f"""document.querySelector('.chart[data-chart="{loss}"]')._fullLayout"""
-        assert page.evaluate(f"{axis}.yaxis.type") == "log"
-        card.get_by_role("button", name="over steps").click()
-        page.wait_for_function(f"{axis}.xaxis.title.text === 'seconds'")
-        assert page.get_by_role("button", name="over time").count() == 2
-        assert page.evaluate(f"{axis}.yaxis.type") == "log"
+def test_buttons(page):
+    loss = number_of(page, "loss")
+    card = page.locator(".card", has=page.locator(f'.chart[data-chart="{loss}"]')).last
+    card.get_by_role("button", name="log").click()
+    axis = f"""document.querySelector('.chart[data-chart="{loss}"]')._fullLayout"""
+    assert page.evaluate(f"{axis}.yaxis.type") == "log"
+    card.get_by_role("button", name="over steps").click()
+    page.wait_for_function(f"{axis}.xaxis.title.text === 'seconds'")
+    assert page.get_by_role("button", name="over time").count() == 2
+    assert page.evaluate(f"{axis}.yaxis.type") == "log"
 
 
 COLOURS = """() => [getComputedStyle(document.body).backgroundColor,
                     document.querySelector(".chart")._fullLayout.font.color]"""
 
 
-def test_light_and_dark(browser, page_path):
-    with opened(browser, page_path) as page:
-        light = page.evaluate(COLOURS)
+def test_light_and_dark(page):
+    """As the system has it, or as the button says."""
+
+    def becomes(colours):
+        said = json.dumps(json.dumps(colours, separators=(",", ":")))
+        page.wait_for_function(f"JSON.stringify(({COLOURS})()) === {said}")
+
+    light, dark = ["rgb(246, 245, 242)", "#1d2230"], ["rgb(18, 21, 26)", "#e6e8ee"]
+    for scheme, colours in (("light", light), ("dark", dark), ("light", light)):
+        page.emulate_media(color_scheme=scheme)
+        becomes(colours)
+    for colours in (dark, light):
         page.locator("[data-act=theme]").click()
-        chosen = page.evaluate(COLOURS)
-    with opened(browser, page_path, scheme="dark") as page:
-        dark = page.evaluate(COLOURS)
-        page.emulate_media(color_scheme="light")
-        page.wait_for_function(
-            f"JSON.stringify(({COLOURS})()) === {json.dumps(json.dumps(light, separators=(',', ':')))}"
-        )
-    assert chosen == dark
-    assert (light, dark) == (["rgb(246, 245, 242)", "#1d2230"], ["rgb(18, 21, 26)", "#e6e8ee"])
+        becomes(colours)
 
 
-def test_a_narrow_screen_needs_no_scrolling_to_the_side(browser, page_path):
-    with opened(browser, page_path, width=360, height=740) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        wide = page.evaluate(
-            """() => [...document.querySelectorAll(".chart, .strip, .card")]
-                .filter(e => e.getBoundingClientRect().right > innerWidth).length"""
-        )
-        assert wide == 0
+def test_a_narrow_screen_needs_no_scrolling_to_the_side(page):
+    before = page.viewport_size
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".chart, .strip, .card, .chart svg")]
+            .every(e => e.getBoundingClientRect().right <= innerWidth)"""
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.set_viewport_size(before)
 
 
-def test_printed_it_is_light_and_whole(browser, page_path):
-    with opened(browser, page_path, scheme="dark") as page:
-        page.emulate_media(media="print")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.locator("nav").is_hidden()
-        assert page.evaluate(COLOURS)[1] == "#1d2230"
-        drawn = page.pdf(print_background=True, format="A4")
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
+def test_printed_it_is_light_and_whole(page):
+    page.locator("[data-act=theme]").click()
+    assert page.evaluate(COLOURS)[1] == "#e6e8ee"
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("nav").is_hidden()
+    assert page.evaluate(COLOURS)[1] == "#1d2230"
+    drawn = page.pdf(print_background=True, format="A4")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.evaluate(COLOURS)[1] == "#e6e8ee"
+    page.locator("[data-act=theme]").click()
     assert drawn.startswith(b"%PDF")
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", drawn)) <= 8
 
