@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from colonnade.describe.timeline import Event
 
 # In the order in which a step has them. Where two run at once on a device, the first of WORK counts.
-KINDS = ("input", "forward", "backward", "reduction", "update", "checkpoint", "waiting")
-WORK = ("forward", "backward", "reduction", "update", "checkpoint", "input")
+KINDS = ("input", "forward", "backward", "compute", "reduction", "update", "checkpoint", "waiting")
+COMPUTE = ("forward", "backward", "compute")  # the last where the two are not told apart
+WORK = (*COMPUTE, "reduction", "update", "checkpoint", "input")
 HOST = "host"  # what no device does: input and checkpoints
 PROGRAM = "the program between steps"
 # A part of the time from which on something is worth a word.
@@ -86,7 +87,7 @@ class Breakdown:
     @property
     def slow(self) -> str | None:
         """A device that computes much longer than most."""
-        work = {d: r.get("forward", 0.0) + r.get("backward", 0.0) for d, r in self.seconds.items()}
+        work = {d: sum(row.get(kind, 0.0) for kind in COMPUTE) for d, row in self.seconds.items()}
         if len(work) < 2:
             return None
         slowest = max(work, key=lambda device: work[device])
@@ -105,8 +106,7 @@ class Breakdown:
             ),
             (
                 self.part("update") + self.waiting_for("update"),
-                "update: {} of the time; larger batches make fewer of them, and "
-                "variables='partitioned' shares them out",
+                "update: {} of the time; larger batches make fewer of them",
             ),
             (
                 self.waiting_for(PROGRAM),
@@ -150,7 +150,7 @@ class Breakdown:
         head = ["device", *self.kinds]
         rows = [
             [d, *(f"{row.get(k, 0.0) / self.span:.0%}" if self.span else "" for k in self.kinds)]
-            for d, row in self.seconds.items()
+            for d, row in sorted(self.seconds.items())
         ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = [
@@ -184,10 +184,7 @@ def _blamed(
     def elsewhere(kinds: Sequence[str]) -> list[Span]:
         return merged(s for other in others for kind in kinds for s in by_kind[other].get(kind, ()))
 
-    compute = {
-        other: merged(s for kind in ("forward", "backward") for s in by_kind[other].get(kind, ()))
-        for other in others
-    }
+    compute = {other: merged(s for kind in COMPUTE for s in by_kind[other].get(kind, ())) for other in others}
     # A slower device is waited for to its end, so it comes first where several compute.
     by_end = sorted(others, key=lambda other: -_length(compute[other]))
     reasons: list[tuple[str, list[Span]]] = [

@@ -5,6 +5,7 @@ KIND_COLOURS = {
     "input": "#17a2a2",
     "forward": "#4a7dd6",
     "backward": "#e08a2e",
+    "compute": "#6f7fd0",
     "reduction": "#a259c4",
     "update": "#3c9a55",
     "checkpoint": "#c2504a",

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from colonnade.describe.breakdown import Breakdown, merged
+from colonnade.describe.drawings import boxes
+from colonnade.describe.html import bars, paragraphs
 from colonnade.errors import Problem, check
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.
@@ -102,6 +104,13 @@ class Timeline:
     def summary(self) -> str:
         """The same as a table and in words."""
         return str(self.breakdown())
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the picture, the parts of the time, and the words."""
+        found, devices = self.breakdown(), in_order(self.devices)
+        rows = {device: found.seconds[device] for device in devices if device in found.seconds}
+        picture = boxes(self.events, devices, self.span)
+        return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
 
     def to_json(self) -> str:
         return json.dumps({"events": [asdict(event) for event in self.events]})

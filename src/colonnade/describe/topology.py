@@ -252,6 +252,21 @@ class Topology:
         devices = [Device(name, numa=numa) for name, numa in zip(parsed.names, parsed.numa, strict=True)]
         return cls.build(devices, parsed.kinds, parsed.peers)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the devices, and the kinds of links between them."""
+        # Only here: whoever reasons about machines shall not wait for what draws them.
+        from colonnade.describe.html import network, table
+
+        names = [device.name for device in self.devices]
+        pairs = {
+            (i, j): (f"{link.kind}, {_speed(link)}", 0.0 if math.isinf(link.bandwidth) else link.bandwidth)
+            for i, row in enumerate(self.links)
+            for j, link in enumerate(row)
+            if i != j
+        }
+        kinds = [[name, *(link.kind for link in row)] for name, row in zip(names, self.links, strict=True)]
+        return network(names, pairs) + table(["", *names], kinds)
+
     def to_json(self) -> str:
         """As JSON; the links are listed once each, and the matrix holds their positions."""
         different = list(
@@ -283,6 +298,10 @@ class Topology:
             shown = text if not isinstance(text, str) or len(text) < 60 else text[:60] + "..."
             problem = Problem("text", shown, rule, "Write it again with to_json()")
             raise InvalidArgument("Topology.from_json()", [problem]) from None
+
+
+def _speed(link: Link) -> str:
+    return "shared memory" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s"
 
 
 def _link(plain: dict[str, Any]) -> Link:

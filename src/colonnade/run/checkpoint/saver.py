@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from colonnade import __version__
 from colonnade.errors import DamagedCheckpoint, InvalidArgument, Problem, check
+from colonnade.hardware.profile import mark
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.directory import Archive, make
 from colonnade.run.checkpoint.lock import LOCK, owned
@@ -246,6 +247,10 @@ class Saver:
             leave(self._archive.last(), self._directory)
 
     def _save(self, record: Record, *, stopped: bool) -> None:
+        with mark(f"checkpoint {record.step}"):
+            self._begin_save(record, stopped=stopped)
+
+    def _begin_save(self, record: Record, *, stopped: bool) -> None:
         start = time.perf_counter()
         self._writer.wait()
         state = self._engine.state()

@@ -7,6 +7,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from colonnade.describe import html
+
 CAUSES = {
     "randomness": "it draws random numbers: two runs on the same batch on one device differ",
     "mean": 'it takes a mean over the batch: the mean over slices, weighted by size, is right: join="mean"',
@@ -59,6 +61,29 @@ class Report:
         ]
         facts = {"equal": bool(self), "causes": self.causes, "devices": self.devices, "rows": rows}
         return json.dumps({**facts, "left_out": self.left_out}, indent=2)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdict, and a line for each result."""
+        verdict = "equal" if self else "not the same function"
+        rows = [
+            (
+                r.leaf,
+                r.batch,
+                f"{r.difference:.1e}",
+                f"{r.tolerance:.1e}",
+                "yes" if r.equal else f"NO: {r.cause}",
+            )
+            for r in self.rows
+        ]
+        found = html.table(
+            ["what", "batch", "difference", "tolerance", "equal"],
+            rows,
+            title=f"{len(self.devices)} devices and one: {verdict}",
+        )
+        left_out = [
+            f"A batch of {n} was left out: one device does not take it either." for n in self.left_out
+        ]
+        return found + html.paragraphs([*(f"{c}: {CAUSES[c]}." for c in self.causes), *left_out])
 
     def __str__(self) -> str:
         table = Table(title=f"{len(self.devices)} devices against one", title_justify="left")

@@ -219,6 +219,13 @@ class Rows:
         places = [self._place_of[p.ref()] for p in self._traces.parameters if p.name in bad[:1]]
         return self._places[worker][places[0]] if places else self._rows[worker][-1]
 
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        return {
+            (row, node): self._places[row][at]
+            for update, row in self._functions
+            for node, at in update.owner_of_node.items()
+        }
+
     def links(self) -> Links:
         """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
         links: Links = defaultdict(float)

@@ -20,6 +20,9 @@ from colonnade.run.batch.split import COMPOSITE, Arguments, is_tensor
 from colonnade.run.step.gradient_rows import DENSE, Form, Source, pieces, sizes_of
 from colonnade.run.trace.traced import Traced, Voice
 
+# Of the ops that look at gradients; a profile counts them to the backward pass.
+HEALTH = "health_of_gradients"
+
 
 @dataclass(frozen=True)
 class Weighted:
@@ -119,7 +122,8 @@ class Objective(Traced):
         self.parameters = list(self._trainable(tape.watched_variables()))
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
-        health = stacked([vital(g) for g in gradients]) if self._examined else None
+        with tf.name_scope(HEALTH):
+            health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None
         if begin is not None:
             done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)

@@ -70,6 +70,9 @@ class Workers(Protocol):
     def links(self) -> Links:
         """Bytes that a step moves from device to device."""
 
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        """By the number of a copy of the variables, and an op that updates one of them: the op's device."""
+
 
 class Replicas:
     """A replica per device; variables are shared, mirrored or partitioned."""
@@ -177,6 +180,10 @@ class Replicas:
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         return self._devices[worker]
+
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        nodes = {node: at for update in self._placed for node, at in update.owner_of_node.items()}
+        return {(0, node): self.every_device[at] for node, at in nodes.items()} if self._owners else {}
 
     def links(self) -> Links:
         """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""

@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from colonnade.hardware.placement import short
+from colonnade.run.train.bars import bar_for
 
 
 class Progress:
@@ -40,8 +39,7 @@ class Progress:
         self._console = Console()
         self._show, self._shares = show, shares
         self._devices = [short(device) for device in devices]
-        self._bar = _bar(self._console) if show and self._console.is_terminal else None
-        self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
+        self._bar = bar_for(self._console, expected) if show else None
         self._since, self._examples, self._steps = 0.0, 0, 0
         self._ages: Counter[int] = Counter()  # of the gradients applied since the last log line
         self._losses: list[float] = []  # of the steps since then
@@ -72,8 +70,8 @@ class Progress:
 
     def begin_at(self, step: int, done: int) -> None:
         """The fit goes on where an earlier run was."""
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, advance=done)
+        if self._bar:
+            self._bar.advance(done, f"goes on from step {step}")
         elif self._show:
             self._console.print(f"goes on from step {step}", highlight=False)
 
@@ -85,8 +83,8 @@ class Progress:
         self._ages.update(chunk.ages)
         self._losses += chunk.losses
         self._unwritten = record, chunk
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, advance=chunk.steps, said=self._line(record, short=True))
+        if self._bar:
+            self._bar.advance(chunk.steps, self._line(record, short=True))
         if logged:
             if self._show and not self._bar:
                 self._console.print(f"step {record.step}: {self._line(record)}", highlight=False)
@@ -147,14 +145,3 @@ def _finite(figures: Any) -> Any:
     if isinstance(figures, dict):
         return {name: _finite(figure) for name, figure in figures.items()}
     return figures if math.isfinite(figures) else None
-
-
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )

@@ -10,7 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import check
+from colonnade.describe.timeline import Timeline
+from colonnade.errors import InvalidArgument, Problem, check, whole
+from colonnade.hardware.placement import short
+from colonnade.hardware.profile import ProfiledOp
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
@@ -26,15 +29,20 @@ from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
+from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.train import checks
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.profiling import Profiling, profile_problems
 from colonnade.run.train.progress import Progress
 from colonnade.run.train.run_facts import facts, peaks
 from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
+
+# Steps that a profile does not record: the first traces, and those after it find their memory.
+WARM_UP = 3
 
 
 class Trainer:
@@ -97,6 +105,7 @@ class Trainer:
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
+        self._pipeline = pipeline
         self._sync = "Pipeline" if pipeline is not None else repr(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._engine: Engine
@@ -202,6 +211,7 @@ class Trainer:
         logdir: str | Path | None = None,
         progress: bool = True,
         checkpoint: Checkpoint | None = None,
+        profile: range | None = None,
     ) -> History:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
@@ -214,6 +224,8 @@ class Trainer:
             callbacks: called with the `Record` of every log line; one that returns True ends the fit.
             logdir: where to write TensorBoard summaries and what `colonnade report` makes a page of.
             progress: whether to show a bar, or lines where there is no terminal.
+            profile: steps of this fit, counted from 1, of which to record where the time goes, such as
+                `range(10, 15)`; see `History.timeline`.
             checkpoint: where to save the training; run again, the program goes on from there. `steps` and
                 `epochs` count from the start of the first run.
 
@@ -225,6 +237,7 @@ class Trainer:
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
             *checks.of_callbacks(callbacks),
+            *profile_problems(profile),
         ]
         check("fit()", amiss)
         if steps is None and epochs is None:
@@ -240,14 +253,53 @@ class Trainer:
             Progress(expected, logdir, self._engine.devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
+            Profiling(profile, self._timeline) as profiling,
         ):
             ends = partial(self._ends, callbacks)
-            fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log)
+            fitting = Fitting(
+                self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log, profiling
+            )
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
         saver.ended(interrupted=history.interrupted)
         return history
+
+    def profile(self, data: Any, steps: int = 5, *, batch_size: int | None = None) -> Timeline:
+        """Train some steps, and record where their time goes.
+
+        Before them it trains a few that are not recorded, in which TensorFlow traces and warms up.
+
+        Args:
+            data: as for `fit`.
+            steps: how many to record.
+            batch_size: the global batch size, for arrays.
+
+        Returns:
+            A `Timeline`: what each device did when, what it waited for. Its `summary()` says it in words.
+        """
+        check("profile()", whole("steps", steps, 1, like=5))
+        recorded = range(WARM_UP + 1, WARM_UP + 1 + steps)
+        made = self.fit(
+            data,
+            steps=WARM_UP + steps,
+            batch_size=batch_size,
+            log_every=steps,
+            progress=False,
+            profile=recorded,
+        )
+        if made.timeline is None:
+            rule = f"ended before the {WARM_UP + 1} steps that a profile takes at least"
+            raise InvalidArgument("profile()", [Problem("data", "a dataset", rule, "Pass more batches")])
+        return made.timeline
+
+    def _timeline(self, ops: tuple[ProfiledOp, ...], first: int) -> Timeline:
+        rows = [[short(device) for device in row] for row in self._pipeline.rows] if self._pipeline else []
+        engine = self._engine
+        updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
+        short_names = {key: short(device) for key, device in updates.items()}
+        places = Places([short(device) for device in engine.devices], rows, short_names)
+        return op_timeline(ops, places, first)
 
     def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
         """The data of a fit, repeated as often as it goes through them."""
