@@ -41,8 +41,7 @@ def test_a_slow_device_is_named():
     assert found.waited_for["CPU:0"] == {"CPU:1": 4.0}
     assert found.advice() == [
         "devices wait for CPU:1: 22% of the time; cn.Synchronous(shares='measured') gives it smaller slices",
-        "update: 11% of the time; larger batches make fewer of them, and variables='partitioned' "
-        "shares them out",
+        "update: 11% of the time; larger batches make fewer of them",
     ]
 
 

@@ -109,3 +109,11 @@ def test_best_prefers_an_island_and_refuses_what_it_cannot_give():
 def test_links_must_fit_the_devices():
     with pytest.raises(cn.InvalidArgument, match="for each of 2 devices"):
         Topology((Device(), Device()), ((Link.of("X"),),))
+
+
+def test_in_a_notebook():
+    html = Topology.groups([[0, 1], [2, 3]])._repr_html_()
+    assert html.count("<line") == 6
+    assert "device 0 → device 1: PHB, 12 GB/s" in html
+    assert "shared memory" in Topology.uniform(2)._repr_html_()
+    assert "<line" not in Topology.uniform(1)._repr_html_()

@@ -40,3 +40,13 @@ def test_a_page_of_a_fit(tmp_path):
     without = trainer.fit((X, Y), batch_size=50, steps=1, progress=False)
     with pytest.raises(cn.InvalidArgument, match="the fit wrote no log"):
         without.report()
+
+
+def test_in_a_notebook():
+    history = History([Record(0.5, {"<m>": 0.25}, 1200, 64, 3)], [1.0, 0.5], seconds=2.0, examples=64)
+    html = history._repr_html_()
+    assert "&lt;m&gt;" in html
+    assert "2 steps, 32 examples/s" in html
+    assert "<polyline" in html
+    assert "nothing was trained" in History()._repr_html_()
+    assert "1,200" in history.records[0]._repr_html_()
