@@ -63,7 +63,7 @@ def test_what_is_shown_takes_the_colours_of_the_notebook(cells, tmp_path):
         for name, colour in (("light", "rgb(34, 34, 34)"), ("dark", "rgb(238, 238, 238)")):
             page.goto((tmp_path / f"{name}.html").as_uri())
             found = page.evaluate(
-                """() => [...new Set([...document.querySelectorAll("td, th, svg text")].map(
+                """() => [...new Set([...document.querySelectorAll("td, th, svg > text")].map(
                     e => e.tagName === "text" ? getComputedStyle(e).fill : getComputedStyle(e).color))]"""
             )
             assert found == [colour]

@@ -10,6 +10,7 @@ from html import escape
 
 from colonnade.describe.colours import KIND_COLOURS, OTHER
 
+_NODE = "#4b5468"  # under white letters, on light and on dark ground
 _CELL = "padding:.2em .8em;border-bottom:1px solid #8883;text-align:"
 
 
@@ -118,10 +119,9 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
         )
     for (x, y), name in zip(places, names, strict=True):
         drawn.append(
-            f'<g><rect x="{x - 36:.0f}" y="{y - 16:.0f}" width="72" height="32" rx="9" '
-            f'fill="var(--card, Canvas)" stroke="currentColor" stroke-opacity=".45"/>'
+            f'<g><rect x="{x - 36:.0f}" y="{y - 16:.0f}" width="72" height="32" rx="9" fill="{_NODE}"/>'
             f'<text x="{x:.0f}" y="{y + 4.5:.0f}" text-anchor="middle" font-size="13" '
-            f'fill="currentColor">{escape(name)}</text></g>'
+            f'fill="#fff">{escape(name)}</text></g>'
         )
     return (
         f'<svg class="colonnade" viewBox="0 0 {wide:.0f} {high:.0f}" role="img" '

@@ -3,6 +3,8 @@
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
+  // A finger on a curve scrolls the page; a timeline moves under it.
+  const touch = matchMedia("(pointer: coarse)").matches;
   const drawn = new Map();
   let chosen = null, printing = false, inTime = false;
 
@@ -33,7 +35,7 @@
   }
 
   function layout(chart) {
-    const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: "zoom" };
+    const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
     if (chart.curve) own.xaxis = { title: { text: inTime ? "seconds" : "step" } };
     if (chart.timeline) { own.margin.l = 74; own.dragmode = "pan"; own.margin.t = 44; }
     return merged(merged(looks(), own), chart.layout);
