@@ -113,6 +113,7 @@ class Timeline:
         return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
 
     def to_json(self) -> str:
+        """As JSON, for `from_json`."""
         return json.dumps({"events": [asdict(event) for event in self.events]})
 
     @classmethod

@@ -69,6 +69,7 @@ class Placement:
         return tuple(sorted({row.actual for row in self.ops if phase in (None, row.phase)}, key=_by_number))
 
     def table(self) -> Table:
+        """A line for each op, for Rich to print."""
         table = Table(title="Where each op ran", title_justify="left")
         for column in ("op", "type", "asked", "ran on", "phase"):
             table.add_column(column, overflow="fold")
