@@ -3,6 +3,8 @@
 import itertools
 import json
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -122,6 +124,16 @@ def test_the_command(tmp_path):
     assert done.returncode == 2
     assert f"It has runs inside: {folder}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_goes_on_until_ctrl_c(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    started = [COMMAND, "report", str(folder), "--watch"]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as command:
+        assert "made again every few seconds until Ctrl-C" in command.stdout.readline()
+        assert (folder / "report.html").exists()
+        command.send_signal(signal.SIGINT)
+        assert command.wait(timeout=60) == 0
 
 
 @pytest.fixture(scope="module")

@@ -55,3 +55,28 @@ def test_a_pipeline_and_an_estimate(tmp_path):
 def test_memory_in_use():
     assert peaks(["/device:CPU:0"])["devices"] == {}
     assert peaks(["/device:CPU:0"])["process"] > 2**20
+
+
+def test_what_cannot_be_told_is_left_out(tmp_path):
+    """A loss that names something without a value yet, and an optimizer that does not tell its settings."""
+
+    class Secretive(keras.optimizers.SGD):
+        def get_config(self):
+            raise NotImplementedError
+
+    def make(known=False):
+        if known:
+            later = tf.identity
+
+        def loss(x):
+            if x.shape[0] == 0:
+                return later(x)
+            return tf.squeeze(model(x), 1) ** 2
+
+        return loss
+
+    trainer = cn.Trainer(make(), Secretive(0.1), devices=2)
+    trainer.fit((tf.ones([4, 3]),), batch_size=4, steps=1, logdir=tmp_path, progress=False)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["models"] == []
+    assert facts["optimizer"] == {"name": "Secretive", "settings": {}}

@@ -90,3 +90,11 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no room"):
         replace(tmp_path / "run.json", json.dumps({"a": 2}))
     assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    _, trainer = linear(devices=2)
+    with pytest.raises(cn.InvalidArgument, match=r"logdir=.*cannot be written .*Name a directory of yours"):
+        trainer.fit((X, Y), batch_size=50, steps=1, logdir=tmp_path / "file", progress=False)
+    assert trainer.step == 0

@@ -80,7 +80,10 @@ def _models(loss: Callable[..., Any]) -> list[str]:
     plain = inspect.unwrap(getattr(loss, "python_function", loss))
     if not inspect.isfunction(plain):
         return [_model(plain)] if isinstance(plain, keras.Model | Pipeline) else []
-    closed = inspect.getclosurevars(plain)
+    try:
+        closed = inspect.getclosurevars(plain)
+    except ValueError:  # it names something that has no value yet
+        return []
     values = [*closed.nonlocals.values(), *closed.globals.values()]
     return [_model(value) for value in values if isinstance(value, keras.Model | Pipeline)]
 
@@ -92,13 +95,13 @@ def _model(model: Any) -> str:
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its name and settings, as far as they are numbers and words."""
-    config = {
-        name: value
-        for name, value in optimizer.get_config().items()
-        if isinstance(value, str | int | float | bool)
-    }
-    return {"name": type(optimizer).__name__, "settings": config}
+    """Its name and settings, as far as it tells them and they are numbers and words."""
+    try:
+        config = optimizer.get_config()
+    except (AttributeError, NotImplementedError):
+        config = {}
+    plain = {name: value for name, value in config.items() if isinstance(value, str | int | float | bool)}
+    return {"name": type(optimizer).__name__, "settings": plain}
 
 
 def _topology(devices: Sequence[str]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from colonnade.describe.run_folder import FORMAT, METRICS, PROGRESS, RUN, TIMELINE
 from colonnade.describe.timeline import Timeline
+from colonnade.errors import InvalidArgument, Problem
 
 # Seconds between two looks at the memory in use.
 PAUSE = 10.0
@@ -42,9 +43,14 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, PROGRESS):
-                end_last_line(self._folder / name)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                for name in (METRICS, PROGRESS):
+                    end_last_line(self._folder / name)
+                (self._folder / PROGRESS).touch()
+            except OSError as error:
+                rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
+                raise InvalidArgument("fit()", [Problem("logdir", str(self._folder), rule, fix)]) from None
         return self
 
     def __exit__(
