@@ -148,5 +148,10 @@ def test_a_loop_of_the_users_own_makes_no_steps():
     assert op_timeline(ops(*rows), TWO).steps == (1, 2)
 
 
+def test_names_of_the_users_own_mean_nothing_inside_a_replica():
+    rows = [("replica_1_on_CPU_1/update_0/reduction_0_from_A_1_to_B_0_bytes_9/x", "Mul", 0.0, 1.0)]
+    assert found(op_timeline(ops(*rows), TWO), "forward") == [("CPU:1", "forward", 1, 0.0, 1.0)]
+
+
 def test_nothing_at_all():
     assert op_timeline([], TWO).events == ()

@@ -84,11 +84,15 @@ def _marked(op: ProfiledOp, places: Places) -> Iterator[Event]:
 
 
 def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
-    """An op as an event, if its name says whose it is. What others ran meanwhile may lie inside it."""
+    """An op as an event, if its name says whose it is; what is inside a replica may bear any name."""
     if task := TASK.search(op.name):
         row, stage, micro_batch = int(task[1]), int(task[2]), int(task[4])
         kind = "backward" if task[3] == "B" else "forward"
         yield Event(places.rows[row][stage], op.start, op.end, kind, stage, micro_batch, row)
+    elif replica := REPLICA.search(op.name):
+        backward = replica[4] or GRADIENT.search(op.name)
+        device, kind = f"{replica[2]}:{replica[3]}", "backward" if backward else "forward"
+        yield Event(device, op.start, op.end, kind, replica=int(replica[1]))
     elif reduction := REDUCTION.search(op.name):
         sources, target = reduction[3].replace("_", ":"), reduction[4].replace("_", ":")
         link = f"{sources.replace('.', ', ')} -> {target}"
@@ -98,10 +102,6 @@ def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
         copy = int(update[1])
         device = (places.updates or {}).get((copy, update[3]), places.devices[copy % len(places.devices)])
         yield Event(device, op.start, op.end, "update", bytes=int(update[2] or 0), replica=copy)
-    elif replica := REPLICA.search(op.name):
-        backward = replica[4] or GRADIENT.search(op.name)
-        device, kind = f"{replica[2]}:{replica[3]}", "backward" if backward else "forward"
-        yield Event(device, op.start, op.end, kind, replica=int(replica[1]))
 
 
 def _numbered(event: Event, starts: Sequence[float], first: int) -> Event:
