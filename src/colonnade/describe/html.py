@@ -92,8 +92,10 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
         links: by a pair of positions, the words for what goes from the first to the second, and how
             much that is; both directions of a pair are drawn as one line.
     """
-    radius, most = 120.0, max((amount for _, amount in links.values()), default=0.0)
-    wide, high = 440.0, 330.0
+    most = max((amount for _, amount in links.values()), default=0.0)
+    # So large that the boxes of many devices do not touch each other.
+    radius = max(120.0, 12.0 * len(names))
+    wide, high = 2.7 * radius + 116, 2 * radius + 90
     places = [
         (
             wide / 2 + 1.35 * radius * math.cos(2 * math.pi * i / len(names) - math.pi / 2),
@@ -123,7 +125,8 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
             f'<text x="{x:.0f}" y="{y + 4.5:.0f}" text-anchor="middle" font-size="13" '
             f'fill="#fff">{escape(name)}</text></g>'
         )
+    style = f"max-width:{28 if len(names) <= 10 else 48}em;width:100%;height:auto"
     return (
         f'<svg class="colonnade" viewBox="0 0 {wide:.0f} {high:.0f}" role="img" '
-        f'aria-label="devices and links" style="max-width:28em;width:100%;height:auto">{"".join(drawn)}</svg>'
+        f'aria-label="devices and links" style="{style}">{"".join(drawn)}</svg>'
     )

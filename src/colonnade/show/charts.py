@@ -204,7 +204,7 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
         "barmode": "overlay",
         "bargap": 0.25,
         "hovermode": "closest",
-        "height": 120 + 46 * len(devices),
+        "height": 120 + _row(len(devices), 46) * len(devices),
         "xaxis": {"title": {"text": f"ms ({title})"}, "range": [0, rounded(events.span * 1e3)]},
         "yaxis": {
             "categoryorder": "array",
@@ -285,12 +285,17 @@ def memory(run: Run) -> Chart | None:
             )
     layout = {
         "barmode": "stack",
-        "height": 130 + 40 * len(devices),
+        "height": 130 + _row(len(devices), 40) * len(devices),
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "title": {"text": ""}},
         "hovermode": "closest",
     }
     return {"traces": traces, "layout": layout}
+
+
+def _row(num_devices: int, usual: int) -> int:
+    """The height of a line in pixels, less where there are many of them."""
+    return max(16, min(usual, 640 // num_devices)) if num_devices else usual
 
 
 def _of(row: Any, kind: str) -> float:
