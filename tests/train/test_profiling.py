@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import kept
 
 import colonnade as cn
 from colonnade.describe.breakdown import HOST
@@ -40,7 +41,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", kept(MODES, "shared", "local", "asynchronous", "pipeline"))
 def test_every_mode_tells_what_devices_do(mode):
     trained = trainer(**MODES[mode])
     timeline = trained.profile((X,), steps=4, batch_size=32)

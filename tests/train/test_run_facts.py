@@ -34,6 +34,7 @@ def test_what_ran_where(tmp_path, sync):
     assert facts["versions"]["colonnade"] == cn.__version__
 
 
+@pytest.mark.long
 def test_a_pipeline_and_an_estimate(tmp_path):
     pipeline = cn.Pipeline([keras.layers.Dense(4), keras.layers.Dense(1)], [[0, 1], [2, 3]], micro_batches=2)
     trainer = cn.Trainer(lambda x: tf.squeeze(pipeline(x), 1), keras.optimizers.SGD(0.1), devices=pipeline)
