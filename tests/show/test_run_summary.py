@@ -17,7 +17,7 @@ def run(tmp_path):
 
 
 def test_the_strip(run):
-    found = {tile.name: (tile.value, tile.note) for tile in run_summary.tiles(run, NOW)}
+    found = {tile.name: (tile.value, tile.note) for tile in run_summary.tiles(run)}
     assert found["steps"] == ("100", "")
     assert found["loss"] == ("0.09957", "lowest 0.09957")
     assert found["devices"] == ("2", "Synchronous(shares='even')")
@@ -87,7 +87,7 @@ def test_the_course_of_a_run_that_was_killed_once(tmp_path):
     ]
     (folder / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     run = read_run(folder)
-    assert [words for _, words in run_summary.history(run, NOW)] == [
+    assert [words for _, words in run_summary.history(run)] == [
         "began at step 0",
         "was killed some time before",
         "went on from step 40",
@@ -121,9 +121,9 @@ def test_files_may_hold_anything(tmp_path, broken):
     events = [{"event": e, "step": broken, "time": broken, "how": broken} for e in ("begin", "save", "end")]
     (folder / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     run = read_run(folder)
-    assert run_summary.tiles(run, NOW)[0].name == "steps"
+    assert run_summary.tiles(run)[0].name == "steps"
     assert isinstance(run_summary.sentence(run), str)
-    assert len(run_summary.history(run, NOW)) == 2
+    assert len(run_summary.history(run)) == 2
     assert len(run_summary.comparison([run, run], NOW)) == 2
     assert isinstance(run_summary.settings(run), dict)
     assert run_summary.state(run, NOW)[0] in ("good", "bad", "unknown", "running")

@@ -104,7 +104,7 @@ def rendered(runs: Sequence[Run], now: float) -> str:
             raise
         raise ColonnadeError("a report needs Plotly and Jinja2: pip install 'colonnade[report]'") from None
     drawn: list[charts.Chart] = []
-    told = [_told(run, i, drawn, now, one=len(runs) == 1) for i, run in enumerate(runs)]
+    told = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
     metrics = ["loss", *dict.fromkeys(name for run in runs for name in run.metrics)]
     logged = [run for run in runs if run.lines]
     learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
@@ -162,7 +162,7 @@ def _add(drawn: list[charts.Chart], chart: charts.Chart | None) -> int | None:
     return len(drawn) - 1
 
 
-def _told(run: Run, i: int, drawn: list[charts.Chart], now: float, *, one: bool) -> dict[str, Any]:
+def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, Any]:
     """All that the page says of one run."""
     stalled = run_summary.stall(run)
     saves = run_summary.saves(run)
@@ -172,11 +172,11 @@ def _told(run: Run, i: int, drawn: list[charts.Chart], now: float, *, one: bool)
         "colour": line_colour(i),
         "state": run_summary.state(run, now),
         "lead": run_summary.sentence(run),
-        "tiles": run_summary.tiles(run, now),
+        "tiles": run_summary.tiles(run),
         **_time(run, drawn),
         **_devices(run, drawn),
         "notes": list(_notes(run)),
-        "history": run_summary.history(run, now),
+        "history": run_summary.history(run),
         "saves": [
             (
                 f"{number(save['step']) or 0:,.0f}",

@@ -22,7 +22,7 @@ class Tile:
     note: str = ""
 
 
-def tiles(run: Run, now: float) -> list[Tile]:
+def tiles(run: Run) -> list[Tile]:
     """The figures that are looked at first."""
     losses = [value for value in run.column("loss") if value is not None]
     rates = [value for value in run.column("examples_per_second") if value is not None]
@@ -223,12 +223,12 @@ def comparison(runs: Sequence[Run], now: float) -> list[dict[str, str]]:
     return [{name: row.get(name, "") for name in names} for row in rows]
 
 
-def history(run: Run, now: float) -> list[tuple[str, str]]:
+def history(run: Run) -> list[tuple[str, str]]:
     """When it began, went on and ended; a moment and words for each."""
-    return [(moment(time), words) for time, words in sorted(_told(run, now))]
+    return [(moment(time), words) for time, words in sorted(_told(run))]
 
 
-def _told(run: Run, now: float) -> Iterator[tuple[float, str]]:
+def _told(run: Run) -> Iterator[tuple[float, str]]:
     found = list(sessions(run))
     for k, (begin, end) in enumerate(found):
         start = number(begin.get("time")) or 0.0
