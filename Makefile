@@ -36,9 +36,9 @@ soak: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@for question in benchmarks/*/main.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done
 
-# The site, in build/site; `make test` runs the code that it shows.
+# The site, in build/site; `make test` runs the code that it shows. Not --quiet: MkDocs would not count warnings.
 docs: $(VENV)/.dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 clean:
