@@ -13,6 +13,7 @@ as a compiled function, is two events, one at its start and one at its end, with
 """
 
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ BEGUN, DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync
 # A dataset's iterator that is asked for an element; the figure is the element's size in bytes.
 FETCHES = ("IteratorGetNextAsOptionalOp::DoCompute", "IteratorGetNextOp::DoCompute")
 FETCH = "Fetch"
+# A thread that ran the last op may still be about to note that it has ended; seconds.
+PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Recording:
         """The ops, in order of start."""
         with self._folder as folder:
             Recording._under_way -= 1
+            time.sleep(PAUSE)
             tf.profiler.experimental.stop()
             spaces = [path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")]
         ops = [op for space in spaces for op in _ops(space)]
