@@ -360,6 +360,38 @@ def checkpoints(
 
 
 @app.command()
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="What fit(..., logdir=) wrote; several are compared."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page; DIR/report.html if left out."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Make it again every few seconds, until Ctrl-C.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a file that is no page of ours.")
+    ] = False,
+) -> None:
+    """Make one HTML page of a training: curves, speed, where the time went, memory, links, saves."""
+    from colonnade.show.report import report as make
+    from colonnade.show.report import watch as make_again
+
+    if not watch:
+        print(make(directories, output, force=force))
+        return
+    try:
+        for i, page in enumerate(make_again(directories, output, force=force)):
+            if i == 0:
+                print(f"{page}, made again every few seconds until Ctrl-C", flush=True)
+    except KeyboardInterrupt:
+        print()
+
+
+@app.command()
 def verify(
     function: Annotated[str, typer.Argument(help="module:function, from the current directory.")],
     devices: Annotated[int, typer.Option(min=1, help="How many devices; virtual ones without cards.")] = 2,

@@ -70,3 +70,15 @@ def test_devices_are_in_the_order_of_their_numbers():
     events = [Event(f"CPU:{i}", 0.0, 1.0, "forward") for i in (10, 2, 0)]
     lines = json.loads(Timeline.of(events).to_chrome())["traceEvents"][:3]
     assert [line["args"]["name"] for line in lines] == ["CPU:0", "CPU:2", "CPU:10"]
+
+
+def test_in_a_notebook():
+    timeline = Timeline.of(
+        [Event("<d>", 0.0, 1.0, "forward", step=1), Event("b", 0.0, 2.0, "backward", step=1)]
+    )
+    html = timeline._repr_html_()
+    assert "<script" not in html
+    assert "&lt;d&gt;" in html
+    assert "One step in 2e+03 ms" in html
+    assert html.count("<rect") == 2
+    assert "Nothing was recorded" in Timeline.of([])._repr_html_()

@@ -142,3 +142,11 @@ def test_all_that_is_wrong_with_a_machine_comes_in_one_error():
     with pytest.raises(cn.InvalidArgument) as error:
         Topology.from_json(json.dumps(plain))
     assert {p.argument for p in error.value.problems} == {"devices[1].cores", "links[2][0]", "extra"}
+
+
+def test_in_a_notebook():
+    html = Topology.groups([[0, 1], [2, 3]])._repr_html_()
+    assert html.count("<line") == 6
+    assert "device 0 → device 1: PHB, 12 GB/s" in html
+    assert "shared memory" in Topology.uniform(2)._repr_html_()
+    assert "<line" not in Topology.uniform(1)._repr_html_()

@@ -41,8 +41,8 @@ class First(GraphEngine):
             skipped = self.guard.guarded(watched, write, None)
         return Outcome(share.loss, share.metrics, tf.stack([share.loss]), skipped)
 
-    def traffic(self):
-        return 0.0
+    def links(self):
+        return {}
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,11 @@ def test_other_errors_of_the_function_stay_what_they_are():
 @pytest.mark.long
 def test_placement_starts_from_a_fresh_process():
     assert "CPU:0" in fresh("print(cn.placement(lambda x: x + 1.0, tf.ones(2)))")
+
+
+def test_in_a_notebook():
+    report = cn.placement(lambda x: tf.tanh(x) + 1.0, tf.ones([3]))
+    html = report._repr_html_()
+    assert "Tanh" in html
+    assert f"{len(report.ops) + len(report.variables)} ops and accesses to variables" in html
+    assert "<details>" in html

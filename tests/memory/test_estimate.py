@@ -263,3 +263,12 @@ def test_the_users_own_variables_count_on_a_device_of_the_pipeline(monkeypatch):
     pipeline = cn.Pipeline(net, [1, 2], micro_batches=2)
     estimate = cn.memory(lambda x: tf.reduce_mean(pipeline(x), axis=1), tf.ones([8, 8]), devices=pipeline)
     assert [d.parameters for d in estimate.devices] == [size + size / 2, size / 2]
+
+
+def test_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(estimates, "estimated_limit", lambda device: 2**30 if device.endswith("0") else None)
+    rows = [estimates.Footprint(f"/device:CPU:{i}", 2**20, 2**21, 0, 512) for i in range(2)]
+    html = estimates.Memory(tuple(rows))._repr_html_()
+    assert html.count("1.0 GiB") == 1
+    assert html.count("2.0 MiB") == 2
+    assert "CPU:1" in html

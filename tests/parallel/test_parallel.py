@@ -368,3 +368,19 @@ def test_no_new_trace_for_a_batch_that_splits_into_the_same_sizes():
     for rows in (99, 98, 97, 100, 99):
         fast(tf.ones(rows))
     assert traced == [25, 24]
+
+
+def test_a_profile_of_calls():
+    w = tf.Variable(tf.ones([64, 64]))
+
+    @cn.parallel(devices=2)
+    def layer(x):
+        return tf.nn.softmax(tf.tanh(x @ w) @ w)
+
+    timeline = layer.profile(tf.random.normal([256, 64]), calls=3)
+    assert timeline.steps == (1, 2, 3)
+    for device in ("CPU:0", "CPU:1"):
+        kinds = [e.kind for e in timeline.events if e.device == device and e.kind != "waiting"]
+        assert sorted(kinds) == ["backward"] * 3 + ["forward"] * 3
+    with pytest.raises(cn.InvalidArgument, match="calls=0"):
+        layer.profile(tf.ones([4, 64]), calls=0)

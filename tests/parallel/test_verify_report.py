@@ -32,3 +32,13 @@ def test_json_has_no_number_that_json_does_not_know():
     told = json.loads(Report(DEVICES, (SAME, OTHER), left_out=(11,)).to_json())
     assert (told["equal"], told["causes"], told["left_out"]) == (False, ["statistics"], [11])
     assert [row["difference"] for row in told["rows"]] == [1e-8, None]
+
+
+def test_in_a_notebook():
+    rows = (Comparison("<w>", 4, 1e-7, 1e-5), Comparison("b", 4, 0.5, 1e-5, "mean"))
+    html = Report(("CPU:0", "CPU:1"), rows, left_out=(3,))._repr_html_()
+    assert "2 devices and one: not the same function" in html
+    assert "&lt;w&gt;" in html
+    assert "NO: mean" in html
+    assert "A batch of 3 was left out" in html
+    assert "2 devices and one: equal" in Report(("CPU:0", "CPU:1"), rows[:1])._repr_html_()

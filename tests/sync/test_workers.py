@@ -47,7 +47,8 @@ def test_they_compute_slices_and_update_every_copy(mode):
 
 def test_bytes_that_a_step_moves():
     """Two floats up from the second replica; back the parameters, or the gradient, as many again."""
-    assert replicas("shared")[1].traffic() == replicas("mirrored")[1].traffic() == 16.0
+    expected = {("/device:CPU:1", "/device:CPU:0"): 8.0, ("/device:CPU:0", "/device:CPU:1"): 8.0}
+    assert replicas("shared")[1].links() == replicas("mirrored")[1].links() == expected
 
 
 def test_who_had_what_is_not_finite():

@@ -1,16 +1,20 @@
 """The loop of a fit, with a stream and a saver that write down what they are asked for."""
 
 import inspect
+import itertools
 
 import pytest
 
 import colonnade as cn
+from colonnade.describe.timeline import Timeline
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.profiling import Profiling
 from colonnade.run.train.progress import Progress
+from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import Interruption
 
 
@@ -59,10 +63,24 @@ class EveryTen(NoSaver):
         self.asked.append("finish")
 
 
-def fitting(stream, *, steps=None, log_every=8, ends=lambda record: False, saver=None, interrupted=None):
+def fitting(
+    stream, *, steps=None, log_every=8, ends=lambda record: False, saver=None, interrupted=None, profile=None
+):
     shown = Progress(None, None, ["/cpu:0"], show=False)
     event = interrupted or Interruption()
-    return Fitting(Counts(stream), stream, steps, log_every, ends, saver or NoSaver(), shown, event)
+    recorded = Profiling(profile, lambda ops, first: Timeline.of([]))
+    return Fitting(
+        Counts(stream),
+        stream,
+        steps,
+        log_every,
+        ends,
+        saver or NoSaver(),
+        shown,
+        event,
+        RunLog(None, dict, dict),
+        recorded,
+    )
 
 
 def test_calls_end_at_log_lines_and_take_half_a_second():
@@ -129,3 +147,12 @@ def test_a_saver_that_saves_nothing_has_all_that_a_fit_asks_of_a_saver():
             assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters), name
     public = {name for name in vars(Saver) if not name.startswith("_")} | {"stalled"}
     assert public <= set(dir(NoSaver))
+
+
+def test_calls_end_where_a_profile_begins_and_ends():
+    stream = Taken()
+    history = fitting(stream, steps=20, log_every=100, profile=range(4, 8)).run()
+    edges = list(itertools.accumulate(stream.taken))
+    assert {3, 7, 20} <= set(edges)
+    assert stream.held[0] == 3  # nothing may be under way where it begins
+    assert history.timeline == Timeline.of([])

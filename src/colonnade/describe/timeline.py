@@ -1,14 +1,20 @@
 """`cn.Timeline`: what ran when on which device, of a real run or a simulated one, as plain data."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from colonnade.describe.breakdown import Breakdown, merged
+from colonnade.describe.drawings import boxes
+from colonnade.describe.html import bars, paragraphs
 from colonnade.errors import Problem, check
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.
 _COLOURS = {"forward": "good", "backward": "bad"}
+# What a trace tells of an event beside its times.
+_TOLD = ("stage", "micro_batch", "replica", "bytes", "step", "bucket", "link")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,9 @@ class Event:
     micro_batch: int | None = None
     replica: int = 0
     bytes: int = 0  # moved
+    step: int | None = None
+    bucket: int | None = None  # of a reduction: which of its messages
+    link: str | None = None  # of what is moved: from where to where, such as CPU:1 -> CPU:0
 
     @property
     def seconds(self) -> float:
@@ -48,12 +57,7 @@ class Timeline:
         """A timeline that begins at 0, whatever clock the events are from."""
         known = sorted(events, key=lambda event: (event.start, event.end))
         origin = known[0].start if known else 0.0
-        return cls(
-            tuple(
-                Event(**{**asdict(event), "start": event.start - origin, "end": event.end - origin})
-                for event in known
-            )
-        )
+        return cls(tuple(replace(e, start=e.start - origin, end=e.end - origin) for e in known))
 
     @property
     def span(self) -> float:
@@ -66,7 +70,8 @@ class Timeline:
 
     def busy(self, device: str) -> float:
         """Seconds in which a device was at work."""
-        return sum(end - start for start, end in _merged(e for e in self.events if e.device == device))
+        own = merged((e.start, e.end) for e in self.events if e.device == device and e.kind != "waiting")
+        return sum(end - start for start, end in own)
 
     @property
     def slots(self) -> float:
@@ -83,10 +88,32 @@ class Timeline:
     def overlap(self) -> float:
         """The part of the work that cost no time, because another device was at work anyway."""
         work = sum(self.busy(device) for device in self.devices)
-        any_device = sum(end - start for start, end in _merged(self.events))
+        working = merged((e.start, e.end) for e in self.events if e.kind != "waiting")
+        any_device = sum(end - start for start, end in working)
         return 1 - any_device / work if work else 0.0
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that it is of, as far as events say."""
+        return tuple(sorted({event.step for event in self.events if event.step is not None}))
+
+    def breakdown(self) -> Breakdown:
+        """Where the time went, by device and kind; what devices waited for; what would help."""
+        return Breakdown.of(self.events)
+
+    def summary(self) -> str:
+        """The same as a table and in words."""
+        return str(self.breakdown())
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the picture, the parts of the time, and the words."""
+        found, devices = self.breakdown(), in_order(self.devices)
+        rows = {device: found.seconds[device] for device in devices if device in found.seconds}
+        picture = boxes(self.events, devices, self.span)
+        return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
+
     def to_json(self) -> str:
+        """As JSON, for `from_json`."""
         return json.dumps({"events": [asdict(event) for event in self.events]})
 
     @classmethod
@@ -118,7 +145,7 @@ class Timeline:
                 "tid": lines[event.device],
                 "ts": event.start * 1e6,
                 "dur": event.seconds * 1e6,
-                "args": {"stage": event.stage, "micro_batch": event.micro_batch, "replica": event.replica},
+                "args": {name: value for name, value in asdict(event).items() if name in _TOLD},
                 **({"cname": _COLOURS[event.kind]} if event.kind in _COLOURS else {}),
             }
             for event in self.events
@@ -149,17 +176,6 @@ def label(event: Event) -> str:
     return event.kind if event.micro_batch is None else f"{event.kind[:1].upper()}{event.micro_batch}"
 
 
-def _merged(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times in which at least one of some events ran."""
-    spans: list[tuple[float, float]] = []
-    for start, end in sorted((event.start, event.end) for event in events):
-        if spans and start <= spans[-1][1]:
-            spans[-1] = spans[-1][0], max(end, spans[-1][1])
-        else:
-            spans.append((start, end))
-    return spans
-
-
 def _problems(data: Any) -> Iterator[Problem]:
     fix = "Pass what to_json() gave"
     if not isinstance(data, dict) or not isinstance(data.get("events"), list):
@@ -170,3 +186,11 @@ def _problems(data: Any) -> Iterator[Problem]:
         if not isinstance(event, dict) or not {"device", "start", "end", "kind"} <= event.keys() <= known:
             yield Problem(f"events[{i}]", event, f"must have fields among {', '.join(sorted(known))}", fix)
             return
+        named = isinstance(event["device"], str) and isinstance(event["kind"], str)
+        if not named or not all(_is_time(event[name]) for name in ("start", "end")):
+            yield Problem(f"events[{i}]", event, "must have a device, a kind, and finite times", fix)
+            return
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

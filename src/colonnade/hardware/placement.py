@@ -13,6 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from colonnade.describe import html
 from colonnade.errors import PlacementError
 from colonnade.hardware.profile import profile
 
@@ -68,6 +69,7 @@ class Placement:
         return tuple(sorted({row.actual for row in self.ops if phase in (None, row.phase)}, key=_by_number))
 
     def table(self) -> Table:
+        """A line for each op, for Rich to print."""
         table = Table(title="Where each op ran", title_justify="left")
         for column in ("op", "type", "asked", "ran on", "phase"):
             table.add_column(column, overflow="fold")
@@ -86,6 +88,26 @@ class Placement:
                 )
                 table.add_row(*cells, "" if row.calls is None else str(row.calls), style=style)
         return table
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how many ops ran where, what was moved, and every op behind a fold."""
+        phases = list(dict.fromkeys(row.phase for row in self.ops))
+        counts = Counter((row.actual, row.phase) for row in self.ops)
+        summary = [[short(d), *(counts[d, phase] for phase in phases)] for d in self.devices()]
+        found = html.table(["ops by device", *phases], summary)
+        moved = [
+            f"{row.op} was asked for on {short(row.asked)} and ran on {short(row.actual)}."
+            for row in self.moved
+        ]
+        every = [
+            (re.sub(CALL, "", row.name), row.op, short(row.asked), short(row.actual), row.phase, row.calls)
+            for row in (*self.ops, *self.variables)
+        ]
+        all_of_them = html.table(["op", "type", "asked", "ran on", "phase", "calls"], every)
+        fold = (
+            f"<details><summary>{len(every)} ops and accesses to variables</summary>{all_of_them}</details>"
+        )
+        return found + html.paragraphs(moved) + fold
 
     def __str__(self) -> str:
         console = Console(width=120, highlight=False)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from colonnade.describe.colours import KIND_COLOURS, OTHER
 from colonnade.describe.timeline import Timeline, in_order, label
 from colonnade.errors import ColonnadeError
 
-_FACES = {"forward": "#7aa6d8", "backward": "#e0a458"}
 # Boxes narrower than this part of the picture get no label.
 _NARROW = 0.015
 
@@ -31,7 +31,7 @@ def draw(timeline: Timeline, path: str | Path) -> Path:
     axes = figure.subplots()
     for event in timeline.events:
         line, width = devices.index(event.device), event.seconds * 1e3
-        face = _FACES.get(event.kind, "#bbbbbb")
+        face = KIND_COLOURS.get(event.kind, OTHER)
         axes.barh(line, width, left=event.start * 1e3, height=0.8, color=face, edgecolor="white")
         if event.seconds > _NARROW * timeline.span:
             middle = (event.start + event.end) / 2 * 1e3

@@ -11,6 +11,7 @@ from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, divisor, gradient_specs, slice_specs
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.traces import Traces
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Share
 from colonnade.run.trace.captures import Capture
 from colonnade.run.trace.concrete import unconverted
@@ -103,6 +104,7 @@ class DeviceCalls:
             num_metrics=len(traced.structure.metrics),
             outputs=traced.structure.outputs,
             push=self.pushes.of(gradient_specs(gradients, self._traces.parameters)),
+            gradient_bytes=sum(map(num_bytes, components(gradients))),
         )
 
     def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:

@@ -16,7 +16,7 @@ from colonnade.run.asynchronous.stream import AsynchronousLoop
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.guard import Guard
-from colonnade.run.engine.protocols import Settings, Then
+from colonnade.run.engine.protocols import Links, Settings, Then
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.move.num_bytes import num_bytes
@@ -257,7 +257,9 @@ class AsynchronousEngine:
     def replicas(self) -> list[list[tf.Variable]]:
         return [self.parameters for _ in self.devices]
 
-    def traffic(self) -> float:
+    def links(self) -> Links:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
         dense = [spec for spec in self._traces.specs if isinstance(spec, tf.TensorSpec)]
-        return float((len(self.devices) - 1) * sum(map(num_bytes, [*self.parameters, *dense])))
+        read, sent = (float(sum(map(num_bytes, tensors))) for tensors in (self.parameters, dense))
+        first, *others = self.devices
+        return {(first, other): read for other in others} | {(other, first): sent for other in others}

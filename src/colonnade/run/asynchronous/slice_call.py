@@ -72,6 +72,7 @@ class SliceCall:
     num_metrics: int
     outputs: Any  # the structure of what else the function returned
     push: Call
+    gradient_bytes: int = 0  # without those of unknown shape
 
     def __call__(self, tensors: Sequence[Any]) -> SliceResults:
         """Compute: from the parameters that the device has read, and the slice."""

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
+from colonnade.hardware.placement import short
+from colonnade.hardware.profile import mark
 from colonnade.reason.staleness import Ledger, ReadOrApply
 from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice
 
@@ -42,6 +44,7 @@ class ParameterAccess:
     def __init__(self, shared: SharedParameters) -> None:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
+        self._names = [short(device) for device in shared.devices]
         self._line: deque[int] = deque()  # devices that wait to read
         self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
         self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
@@ -65,11 +68,12 @@ class ParameterAccess:
         With `more`, the device has another slice to work on; if it may read for it at once, the second
         result is what it read.
         """
-        call, step = piece.call(device), piece.step
+        call, step, name = piece.call(device), piece.step, self._names[device]
         with self._shared.at_work[device]:
             self._computed[device] = math.inf
             try:
-                results = call([*parameters, *piece.tensors])
+                with mark(f"slice {name} {step.number}"):
+                    results = call([*parameters, *piece.tensors])
             finally:
                 self._computed[device] = time.perf_counter()
             self._shared.worked(device)
@@ -82,7 +86,8 @@ class ParameterAccess:
         with self._turn:
             if healthy:
                 age = self.ledger.applied(device)
-                read = call.push(step.schedule_step, self._tensor(age), *results.gradient)
+                with mark(f"update {name} {step.number} {call.gradient_bytes}"):
+                    read = call.push(step.schedule_step, self._tensor(age), *results.gradient)
             else:
                 self.ledger.left_out(device)
             if more and not self._line and self.ledger.may_read():

@@ -2,6 +2,7 @@
 
 import sys
 from types import TracebackType
+from typing import Any
 
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
@@ -16,6 +17,7 @@ class NoSaver:
 
     over = False
     stalled = 0.0
+    saves: tuple[Any, ...] = ()
 
     def __enter__(self) -> "NoSaver":
         return self

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from colonnade import __version__
 from colonnade.errors import DamagedCheckpoint, InvalidArgument, Problem, check
+from colonnade.hardware.profile import mark
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.directory import Archive, make
 from colonnade.run.checkpoint.lock import LOCK, owned
@@ -32,10 +33,19 @@ from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.engine.protocols import Steps, Stream
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.variables.saved_state import REPLICAS, Resumable
 
 # Seconds for which a fit that was told to end goes on towards its next join.
 PATIENCE = 10.0
+
+
+class Save(NamedTuple):
+    """A save that was begun."""
+
+    step: int
+    stalled: float  # seconds that steps waited for it
+    bytes: int  # of all variables
 
 
 class Saver:
@@ -67,6 +77,7 @@ class Saver:
         self._latest: Record | None = None
         self._saved: Manifest | None = None  # what to go on from
         self.stalled = 0.0  # seconds that steps waited for saves
+        self.saves: list[Save] = []
 
     @property
     def over(self) -> bool:
@@ -236,6 +247,10 @@ class Saver:
             leave(self._archive.last(), self._directory)
 
     def _save(self, record: Record, *, stopped: bool) -> None:
+        with mark(f"checkpoint {record.step}"):
+            self._begin_save(record, stopped=stopped)
+
+    def _begin_save(self, record: Record, *, stopped: bool) -> None:
         start = time.perf_counter()
         self._writer.wait()
         state = self._engine.state()
@@ -257,7 +272,9 @@ class Saver:
             return self._described(record, values, data, state.random, stopped=stopped)
 
         self._writer.begin(UnwrittenStep(record.step, described, values, position))
-        self.stalled += time.perf_counter() - start
+        stalled = time.perf_counter() - start
+        self.stalled += stalled
+        self.saves.append(Save(record.step, stalled, sum(map(num_bytes, values.values()))))
 
     def _described(
         self,

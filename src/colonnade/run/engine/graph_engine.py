@@ -7,7 +7,7 @@ A way of training is a class on top of this one. It says at most six things:
     estimate  the memory that a replica's slice takes
     house     where the variables live
     step      the graph of a step
-    traffic   the bytes that a step moves between devices
+    links     the bytes that a step moves from device to device
 
 The rest is here: traces, the guard against NaN, the loop, what a checkpoint keeps, what users look at.
 """
@@ -21,7 +21,7 @@ from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.guard import Guard
-from colonnade.run.engine.protocols import Outcome, Settings, Then
+from colonnade.run.engine.protocols import Links, Outcome, Settings, Then
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.step.objective import Objective
@@ -59,8 +59,8 @@ class GraphEngine:
         """The graph of one step on a batch of known size; called inside a tf.function."""
         raise NotImplementedError
 
-    def traffic(self) -> float:
-        """Bytes that a step moves between the devices, on average; rows of sparse gradients not counted."""
+    def links(self) -> Links:
+        """Bytes that a step moves from device to device, on average; rows of sparse gradients not counted."""
         raise NotImplementedError
 
     @property

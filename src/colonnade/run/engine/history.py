@@ -1,8 +1,15 @@
 """`cn.Record` of a step (loss, metrics, speed) and `cn.History` of a fit."""
 
+import math
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 
+from colonnade.describe.drawings import sparkline
+from colonnade.describe.html import table
 from colonnade.describe.plan import Prediction
+from colonnade.describe.timeline import Timeline
+from colonnade.errors import InvalidArgument, Problem
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,12 @@ class Record:
     skipped: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: a line of figures."""
+        head = ["step", "loss", *self.metrics, "examples", "skipped"]
+        figures = [f"{self.loss:.5g}", *(f"{value:.5g}" for value in self.metrics.values())]
+        return table(head, [[f"{self.step:,}", *figures, f"{self.examples:,}", f"{self.skipped:,}"]])
+
 
 @dataclass
 class History:
@@ -33,6 +46,37 @@ class History:
     resumed: int | None = None  # the saved step from which the fit went on
     stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
     predicted: Prediction | None = None  # of the plan, where the trainer was made with one
+
+    timeline: Timeline | None = None  # of the steps that were profiled
+    logdir: Path | None = None  # where the fit wrote its log
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the loss of every step as a curve, and the last log lines."""
+        head = ["step", "loss", *(self.records[-1].metrics if self.records else ())]
+        rows = [
+            [f"{r.step:,}", f"{r.loss:.5g}", *(f"{r.metrics.get(name, math.nan):.5g}" for name in head[2:])]
+            for r in self.records[-5:]
+        ]
+        speed = f"{self.examples_per_second:,.0f} examples/s" if self.seconds else "nothing was trained"
+        title = f"{len(self.losses):,} steps, {speed}" + (", interrupted" if self.interrupted else "")
+        return sparkline(self.losses, name="loss") + table(head, rows, title=title)
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
+        """Make a page of the fit, as `colonnade report` does; it must have had a `logdir`.
+
+        Args:
+            path: where to; `report.html` in the log directory by default.
+            force: whether to write over a file that is no page of Colonnade's.
+
+        Returns:
+            Where the page is.
+        """
+        if self.logdir is None:
+            rule, fix = "the fit wrote no log to make a page of", "Call fit(..., logdir='runs/first')"
+            raise InvalidArgument("report()", [Problem("logdir", None, rule, fix)])
+        # Pages are made in a layer above this one, which is looked up when somebody asks for a page.
+        page: Path = import_module("colonnade.show.report").report([self.logdir], path, force=force)
+        return page
 
     @property
     def examples_per_second(self) -> float:

@@ -70,6 +70,9 @@ class Chunk:
     idle: int = 0  # steps in a row without an update: up to the end, or up to the first time it was too many
 
 
+# Bytes by the devices that they go from and to.
+Links = dict[tuple[str, str], float]
+
 # With on_nan="skip", this many steps in a row without an update end the training.
 MOST_SKIPPED = 20
 
@@ -143,8 +146,8 @@ class Engine(Protocol):
     def replicas(self) -> list[list[tf.Variable]]:
         """For each device the variables that it reads as the parameters."""
 
-    def traffic(self) -> float:
-        """Bytes that a step moves between the devices, on average; rows of sparse gradients not counted."""
+    def links(self) -> Links:
+        """Bytes that a step moves from device to device, on average; rows of sparse gradients not counted."""
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from colonnade.describe import html
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import estimated_limit, names
 from colonnade.hardware.placement import short
@@ -46,6 +47,16 @@ class Memory:
     """An estimate of what training takes; `print` it for a table."""
 
     devices: tuple[Footprint, ...]
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same table, in units that fit."""
+        kinds = ("parameters", "slots", "gradients", "activations", "total")
+        rows = []
+        for share in self.devices:
+            limit = estimated_limit(share.device)
+            sizes = [html.size(getattr(share, kind)) for kind in kinds]
+            rows.append([short(share.device), *sizes, "" if limit is None else html.size(limit)])
+        return html.table(["device (estimate)", *kinds, "limit"], rows)
 
     def __str__(self) -> str:
         head = f"{'MiB (estimate)':16}" + "".join(

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.placement import short
 from colonnade.reason.reduction import Round, reduction
 from colonnade.run.move.num_bytes import num_bytes
 
@@ -66,11 +67,30 @@ def reduce(
     ]
     for links in order:
         for target, sources in _by_target(links).items():
-            with tf.device(devices[target]):
-                columns = zip(*(held[d] for d in (target, *sources)), strict=True)
-                held[target] = [add(column) for column in columns]
+            columns = zip(*(held[d] for d in (target, *sources)), strict=True)
+            summed = []
+            for number, column in enumerate(columns):
+                sent = sum(_size(gradient)[0] for gradient in column[1:])
+                name = scope(number, [devices[source] for source in sources], devices[target], sent)
+                with tf.device(devices[target]), tf.name_scope(name):
+                    summed.append(add(column))
+            held[target] = summed
     with tf.device(devices[0]):
         return _in_place(held[0], messages, gradients[0])
+
+
+def scope(bucket: int, sources: Sequence[str], target: str, sent: int) -> str:
+    """The name scope of a message's sum, by which a profile knows it.
+
+    >>> scope(3, ["/device:CPU:1", "/device:CPU:2"], "/device:CPU:0", 64)
+    'reduction_3_from_CPU_1.CPU_2_to_CPU_0_bytes_64'
+    """
+    names = ".".join(_word(source) for source in sources)
+    return f"reduction_{bucket}_from_{names}_to_{_word(target)}_bytes_{sent}"
+
+
+def _word(device: str) -> str:
+    return short(device).replace(":", "_").replace("/", "_")
 
 
 def spread(

@@ -7,13 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check
+from colonnade.describe.timeline import Timeline
+from colonnade.errors import ColonnadeError, InvalidArgument, PlacementError, Problem, check, whole
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
+from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
 from colonnade.run.parallel.join import check_join, join_leaf
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced, Voice
 
@@ -72,18 +75,42 @@ class Parallel:
         variables run where the variable lives and do not count.
         """
 
-        def both(*args: Any, **kwargs: Any) -> Any:
-            with tf.GradientTape() as tape:
-                inputs = [c for c in Arguments(args, kwargs).components() if c.dtype.is_floating]
-                tape.watch(inputs)
-                results = tf.nest.flatten(self(*args, **kwargs), expand_composites=True)
-                smooth = [y for y in results if is_tensor(y) and y.dtype.is_floating]
-            return results, tape.gradient(smooth, [*inputs, *tape.watched_variables()]) if smooth else []
-
-        report = placement(both, *args, **kwargs)
+        report = placement(self._both, *args, **kwargs)
         if strict:
             self._check(report)
         return report
+
+    def profile(self, *args: Any, calls: int = 5, **kwargs: Any) -> Timeline:
+        """Run forward and backward a few times, and record where the time goes.
+
+        Args:
+            *args, **kwargs: what the function takes.
+            calls: how many to record; one more comes before them, in which TensorFlow traces.
+
+        Returns:
+            A `Timeline`, in which every call is a step.
+        """
+        check(self._where, whole("calls", calls, 1, like=5))
+        both = tf.function(self._both, autograph=False)
+        both(*args, **kwargs)
+        recording = Recording()
+        recording.start()
+        try:
+            for _ in range(calls):
+                results = both(*args, **kwargs)
+            tf.nest.map_structure(lambda result: result.numpy() if is_tensor(result) else None, results)
+        finally:
+            ops = recording.stop()
+        return op_timeline(ops, Places([short(device) for device in self.devices]))
+
+    def _both(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward."""
+        with tf.GradientTape() as tape:
+            inputs = [c for c in Arguments(args, kwargs).components() if c.dtype.is_floating]
+            tape.watch(inputs)
+            results = tf.nest.flatten(self(*args, **kwargs), expand_composites=True)
+            smooth = [y for y in results if is_tensor(y) and y.dtype.is_floating]
+        return results, tape.gradient(smooth, [*inputs, *tape.watched_variables()]) if smooth else []
 
     def _check(self, report: Placement) -> None:
         stray = []

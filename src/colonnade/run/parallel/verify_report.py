@@ -7,6 +7,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from colonnade.describe import html
+
 CAUSES = {
     "randomness": "it draws random numbers: two runs on the same batch on one device differ",
     "mean": 'it takes a mean over the batch: the mean over slices, weighted by size, is right: join="mean"',
@@ -59,6 +61,40 @@ class Report:
         ]
         facts = {"equal": bool(self), "causes": self.causes, "devices": self.devices, "rows": rows}
         return json.dumps({**facts, "left_out": self.left_out}, indent=2)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdict, and a line for each result."""
+        verdict = "equal" if self else "not the same function"
+        head = ["what", "batch", "difference", "tolerance", "equal"]
+        rows = [
+            [
+                r.leaf,
+                r.batch,
+                f"{r.difference:.1e}",
+                f"{r.tolerance:.1e}",
+                "yes" if r.equal else f"NO: {r.cause}",
+            ]
+            for r in self.rows
+        ]
+        sizes = list(dict.fromkeys(row.batch for row in self.rows))
+        by_size = [[row for row in self.rows if row.batch == size] for size in sizes]
+        summary = [
+            [
+                f"{size} examples",
+                len(own),
+                f"{max(r.difference for r in own):.1e}",
+                sum(not r.equal for r in own),
+            ]
+            for size, own in zip(sizes, by_size, strict=True)
+        ]
+        title = f"{len(self.devices)} devices and one: {verdict}"
+        told = html.table(["batch", "results", "largest difference", "not equal"], summary, title=title)
+        different = [row for row in rows if row[-1] != "yes"]
+        told += html.table(head, different) if different else ""
+        words = [f"{cause}: {CAUSES[cause]}." for cause in self.causes]
+        words += [f"A batch of {n} was left out: one device does not take it either." for n in self.left_out]
+        fold = f"<details><summary>all {len(rows)} results</summary>{html.table(head, rows)}</details>"
+        return told + html.paragraphs(words) + fold
 
     def __str__(self) -> str:
         table = Table(title=f"{len(self.devices)} devices against one", title_justify="left")

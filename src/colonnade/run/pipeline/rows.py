@@ -5,6 +5,7 @@ optimizer keeps for it, on the device of the first stage that uses it, once in e
 are the devices of its stages, and after them those on which layers that are split by width have parts.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from colonnade.run.batch.shares import EvenShares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slices
-from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_pipeline
 from colonnade.run.move.num_bytes import num_bytes
@@ -218,10 +219,22 @@ class Rows:
         places = [self._place_of[p.ref()] for p in self._traces.parameters if p.name in bad[:1]]
         return self._places[worker][places[0]] if places else self._rows[worker][-1]
 
-    def traffic(self) -> float:
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        return {
+            (row, node): self._places[row][at]
+            for update, row in self._functions
+            for node, at in update.owner_of_node.items()
+        }
+
+    def links(self) -> Links:
         """Gradients between the rows, to the first and back; what crosses between stages is not counted."""
-        held = sum(num_bytes(p) for p in self._traces.parameters)
-        return 2.0 * (len(self._rows) - 1) * held
+        links: Links = defaultdict(float)
+        for mine, devices in self._by_place(len(self._rows)):
+            held = sum(num_bytes(self._traces.parameters[i]) for i in mine)
+            for source, target in (pair for pairs in order_for(devices) for pair in pairs):
+                links[devices[source], devices[target]] += held
+                links[devices[target], devices[source]] += held
+        return {pair: size for pair, size in links.items() if size}
 
 
 def _accumulated(column: Sequence[tuple[Any, Any]], recipe: Recipe) -> tuple[Any, Any]:

@@ -13,24 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.run_folder import FIGURES
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import COMPOSITE, Arguments, is_tensor
 from colonnade.run.step.gradient_rows import DENSE, Form, Source, pieces, sizes_of
 from colonnade.run.trace.traced import Traced, Voice
 
-# What a line of metrics.jsonl has beside the metrics.
-FIGURES = (
-    "time",
-    "step",
-    "examples",
-    "loss",
-    "examples_per_second",
-    "seconds_per_batch",
-    "skipped",
-    "replicas",
-    "staleness",
-)
+# Of the ops that look at gradients; a profile counts them to the backward pass.
+HEALTH = "health_of_gradients"
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,8 @@ class Objective(Traced):
         self.parameters = list(self._trainable(tape.watched_variables()))
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters)
-        health = stacked([vital(g) for g in gradients]) if self._examined else None
+        with tf.name_scope(HEALTH):
+            health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None
         if begin is not None:
             done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.xla import compiled, worth_compiling
 from colonnade.run.trace.captures import ancestors, captures
 from colonnade.run.trace.concrete import concrete
@@ -54,6 +55,7 @@ class Update:
             self.concrete = _traced(apply, [GATE, *self._specs], optimizer)
         self.captures = captures(self.concrete)
         self._sums: dict[int, Any] = {}  # compiled, by the number of replicas
+        self.owner_of_node: dict[str, int] = {}  # of those that work for one parameter, once they are placed
 
     def call(self, gradients: Sequence[Any], handles: Sequence[Any], function: Any = None) -> Any:
         """Apply the gradients, given as plain tensors, to the variables of these handles.
@@ -86,7 +88,9 @@ class Update:
 
             handed = [tf.TensorSpec(handle.shape, handle.dtype) for handle in self._handles()]
             self._sums[num_replicas] = compiled(summed, *self._specs * num_replicas, *handed)
-        with tf.device(device):
+        sent = sum(num_bytes(tensor) for row in rows[1:] for tensor in row)
+        # By its name a profile knows it, and what it was sent.
+        with tf.device(device), tf.name_scope(f"update_0_sums_{sent}"):
             return self._sums[num_replicas](*chain(*rows), *handles)
 
     def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
@@ -122,7 +126,8 @@ class Update:
         for node in graph.node:
             together = served.get(node.name, set())
             if len(together) == 1 and node.op != "Placeholder":
-                node.device = devices[owners[next(iter(together))]]
+                self.owner_of_node[node.name] = owners[next(iter(together))]
+                node.device = devices[self.owner_of_node[node.name]]
         inputs = [tensor.op.name for tensor in self.concrete.inputs]
         output = self.concrete.outputs[0].name
 

@@ -10,7 +10,7 @@ from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, divisor
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.protocols import Outcome, Settings
+from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.move.reduce import traffic
 from colonnade.run.step.objective import Share
 from colonnade.run.step.untrainable import split_by_width
@@ -281,10 +281,12 @@ class Local(GraphEngine):
         skips = int(self._skips)
         return skips - (skips - step) // self._every * self._every
 
-    def traffic(self) -> float:
+    def links(self) -> Links:
         """Parameters to device 0 and back, once in so many steps."""
         specs = [tf.TensorSpec(p.shape, p.dtype) for p in self.parameters]
-        return 2 * traffic([specs] * len(self.devices), self.settings.order).total / self._every
+        up = traffic([specs] * len(self.devices), self.settings.order).links
+        pairs = {(self.devices[i], self.devices[j]): size / self._every for (i, j), size in up.items()}
+        return pairs | {(target, source): size for (source, target), size in pairs.items()}
 
 
 def _own_mean(share: Share, value: Any) -> Any:

@@ -13,7 +13,7 @@ from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, divisor, slice_specs
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.protocols import Outcome, Settings
+from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, limited
 from colonnade.run.move.reduce import Order, star
@@ -221,8 +221,8 @@ class Lockstep(GraphEngine):
     def culprit(self, replica: int, bad: Sequence[str]) -> str:
         return self.workers.culprit(replica, bad)
 
-    def traffic(self) -> float:
-        return self.workers.traffic()
+    def links(self) -> Links:
+        return self.workers.links()
 
 
 def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:

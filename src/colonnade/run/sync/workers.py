@@ -3,6 +3,7 @@
 Rows of a pipeline are the other kind of workers (see `pipeline.rows`); `Lockstep` takes either.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slices
-from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
 from colonnade.run.move.num_bytes import num_bytes
@@ -66,8 +67,11 @@ class Workers(Protocol):
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         """The device on which something is not finite; `bad` are the variables with such a gradient."""
 
-    def traffic(self) -> float:
-        """Bytes that a step moves between the devices."""
+    def links(self) -> Links:
+        """Bytes that a step moves from device to device."""
+
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        """By the number of a copy of the variables, and an op that updates one of them: the op's device."""
 
 
 class Replicas:
@@ -177,12 +181,26 @@ class Replicas:
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         return self._devices[worker]
 
-    def traffic(self) -> float:
+    def update_devices(self) -> dict[tuple[int, str], str]:
+        nodes = {node: at for update in self._placed for node, at in update.owner_of_node.items()}
+        return {(0, node): self.every_device[at] for node, at in nodes.items()} if self._owners else {}
+
+    def links(self) -> Links:
         """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""
-        n, parameters = len(self._devices), self._traces.parameters
-        up = traffic([self._traces.specs] * n, self._settings.order).total
-        held = [num_bytes(p) for p in parameters]
-        if self._settings.mode == "partitioned":
-            away = sum(size for size, p in zip(held, parameters, strict=True) if self._owners[p.ref()] != 0)
-            return float(up + away + (n - 1) * sum(held))
-        return float(up + (up if self._settings.mode == "mirrored" else (n - 1) * sum(held)))
+        devices, mode = self._devices, self._settings.mode
+        up = traffic([self._traces.specs] * len(devices), self._settings.order).links
+        links: Links = defaultdict(float)
+        for (source, target), size in up.items():
+            links[devices[source], devices[target]] += size
+            if mode == "mirrored":
+                links[devices[target], devices[source]] += size
+        if mode == "mirrored":
+            return dict(links)
+        for parameter in self._traces.parameters:
+            home = self.every_device[self._owners.get(parameter.ref(), 0)]
+            if home != devices[0]:
+                links[devices[0], home] += num_bytes(parameter)  # the gradient, to who updates it
+            for device in devices:
+                if device != home:
+                    links[home, device] += num_bytes(parameter)
+        return dict(links)

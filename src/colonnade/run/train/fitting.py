@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
@@ -10,7 +11,9 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
 from colonnade.run.train.counts import Counts
+from colonnade.run.train.profiling import Profiling
 from colonnade.run.train.progress import Progress
+from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import Interruption
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
@@ -29,6 +32,8 @@ class Fitting:
     saver: Saver | NoSaver
     shown: Progress
     interrupted: Interruption
+    log: RunLog
+    profiling: Profiling
     history: History = field(init=False, default_factory=History)
     begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
     stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
@@ -43,8 +48,10 @@ class Fitting:
         saved = self.saver.start(self.counts.step)
         if saved is not None:
             self._go_on_from(saved)
+        self.log.begin(self.counts.step, self.history.resumed)
         while not self.stopped and self._left > 0 and not self._interrupted_here():
-            self.stream.hold(min(self._left, self._until_save))
+            self.stream.hold(min(self._left, self._until_save, self.profiling.until(self._done)))
+            self.profiling.before(self._done, self.counts.step)
             chunk = self.stream.take(self._wanted())
             if chunk is None:  # the data are at their end
                 break
@@ -54,6 +61,9 @@ class Fitting:
             self.shown.advance(record, begun, logged=False)
             self.saver.after(record, resting=True, stopped=self.stopped)
         self.saver.finish(stopped=self.stopped)
+        self.log.advance(self.counts.step, 0, self.saver.saves)
+        self.log.interrupted = self.interrupted.is_set()
+        self._keep(self.profiling.close())
         return self._closed()
 
     @property
@@ -82,7 +92,7 @@ class Fitting:
         """Steps up to the next log line or save, in calls short enough to be interrupted."""
         to_log = self.log_every - self._done % self.log_every
         in_time = max(1, int(SECONDS_PER_CALL / self.seconds_per_step)) if self.seconds_per_step else 1
-        return min(to_log, in_time, self._left, self._until_save)
+        return min(to_log, in_time, self._left, self._until_save, self.profiling.until(self._done))
 
     def _after(self, chunk: Chunk) -> None:
         """Steps were made: count them, show them, log them, save them."""
@@ -95,6 +105,13 @@ class Fitting:
             self.history.records.append(record)
             self.stopped = self.ends(record)
         self.saver.after(record, resting=self.stream.resting, stopped=self.stopped)
+        self.log.advance(record.step, chunk.skipped, self.saver.saves)
+        self._keep(self.profiling.after(self._done))
+
+    def _keep(self, timeline: Timeline | None) -> None:
+        if timeline is not None:
+            self.history.timeline = timeline
+            self.log.profiled(timeline)
 
     def _add(self, chunk: Chunk) -> Record:
         self.history.losses += chunk.losses

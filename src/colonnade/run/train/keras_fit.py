@@ -21,6 +21,8 @@ from colonnade.run.model.training_step import BATCH, all_metrics
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.train.additivity import Losses, joined, problems
+from colonnade.run.train.keras_profile import profiled_by
+from colonnade.run.train.profiling import profile_problems
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 EXACT_REDUCTIONS = ("sum_over_batch_size", "mean")
@@ -40,6 +42,7 @@ def fit(
     devices: Devices = None,
     sync: Sync | None = None,
     variables: str = "auto",
+    profile: range | None = None,
     **arguments: Any,
 ) -> Any:
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
@@ -54,6 +57,8 @@ def fit(
         devices: how many devices, or which; all by default.
         sync: how replicas work together, as for `cn.Trainer`.
         variables: where variables live: auto, shared, mirrored or partitioned.
+        profile: steps, counted from 1, of which to record where the time goes, such as `range(10, 15)`; what
+            came of it is in `timeline` of what is returned.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
     Returns:
@@ -67,12 +72,16 @@ def fit(
         >>> len(history.history["loss"])
         2
     """
-    check("fit()", _of_the_trainer(arguments))
+    check("fit()", [*_of_the_trainer(arguments), *profile_problems(profile)])
     chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
     check("fit()", [*sync_problems(sync, variables, len(chosen)), *_problems(model, len(chosen))])
     step = model.train_function = _Step(model, chosen, sync, home(sync, variables, chosen))
+    watching = profiled_by(profile, chosen, arguments)
     try:
-        return model.fit(x, y, **arguments)
+        history = model.fit(x, y, **arguments)
+        if watching is not None:
+            history.timeline = watching.timeline
+        return history
     except TypeError:
         if model.train_function is step:
             raise
@@ -82,6 +91,8 @@ def fit(
         raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
         model.train_function = None
+        if watching is not None:
+            watching.abandon()
 
 
 class _Step:

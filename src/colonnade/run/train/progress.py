@@ -4,32 +4,45 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from colonnade.hardware.placement import short
+from colonnade.run.train.bars import bar_for
 
 
 class Progress:
-    """Shows and writes what a fit reports; a context manager around the fit."""
+    """Shows and writes what a fit reports; a context manager around the fit.
+
+    Args:
+        expected: how many steps, if that is known.
+        logdir: where to write, if anywhere.
+        devices: of the replicas.
+        show: whether to show a bar, or lines.
+        shares: tells the part of a batch that each device gets, where that changes.
+    """
 
     def __init__(
-        self, expected: int | None, logdir: str | Path | None, devices: Sequence[str], *, show: bool
+        self,
+        expected: int | None,
+        logdir: str | Path | None,
+        devices: Sequence[str],
+        *,
+        show: bool,
+        shares: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._console = Console()
-        self._show = show
+        self._show, self._shares = show, shares
         self._devices = [short(device) for device in devices]
-        self._bar = _bar(self._console) if show and self._console.is_terminal else None
-        self._task = self._bar.add_task("", total=expected, said="") if self._bar else None
+        self._bar = bar_for(self._console, expected) if show else None
         self._since, self._examples, self._steps = 0.0, 0, 0
         self._ages: Counter[int] = Counter()  # of the gradients applied since the last log line
+        self._losses: list[float] = []  # of the steps since then
         self._unwritten: tuple[Any, Any] | None = None  # what was reached since then
         self._writer = self._file = None
         if logdir is not None:
@@ -57,8 +70,8 @@ class Progress:
 
     def begin_at(self, step: int, done: int) -> None:
         """The fit goes on where an earlier run was."""
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, advance=done)
+        if self._bar:
+            self._bar.advance(done, f"goes on from step {step}")
         elif self._show:
             self._console.print(f"goes on from step {step}", highlight=False)
 
@@ -68,15 +81,16 @@ class Progress:
         self._examples += chunk.examples
         self._steps += chunk.steps
         self._ages.update(chunk.ages)
+        self._losses += chunk.losses
         self._unwritten = record, chunk
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, advance=chunk.steps, said=self._line(record, short=True))
+        if self._bar:
+            self._bar.advance(chunk.steps, self._line(record, short=True))
         if logged:
             if self._show and not self._bar:
                 self._console.print(f"step {record.step}: {self._line(record)}", highlight=False)
             self._write(record, chunk)
             self._since, self._examples, self._steps = 0.0, 0, 0
-            self._ages, self._unwritten = Counter(), None
+            self._ages, self._losses, self._unwritten = Counter(), [], None
 
     def _line(self, record: Any, *, short: bool = False) -> str:
         said = [f"loss {record.loss:.4g}", *(f"{name} {value:.4g}" for name, value in record.metrics.items())]
@@ -99,12 +113,16 @@ class Progress:
                 "step": record.step,
                 "examples": record.examples,
                 "loss": record.loss,
+                "loss_min": min(filter(math.isfinite, self._losses), default=record.loss),
+                "loss_max": max(filter(math.isfinite, self._losses), default=record.loss),
                 **record.metrics,
                 "examples_per_second": self._rate(),
                 "seconds_per_batch": self._since / max(self._steps, 1),
                 "skipped": record.skipped,
                 "replicas": replicas,
             }
+            if self._shares is not None:
+                line["shares"] = {short(device): share for device, share in self._shares().items()}
             if record.staleness:
                 line["staleness"] = record.staleness
             self._file.write(json.dumps(_finite(line)) + "\n")
@@ -127,14 +145,3 @@ def _finite(figures: Any) -> Any:
     if isinstance(figures, dict):
         return {name: _finite(figure) for name, figure in figures.items()}
     return figures if math.isfinite(figures) else None
-
-
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )

@@ -11,7 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.describe.plan import Plan
-from colonnade.errors import check
+from colonnade.describe.timeline import Timeline
+from colonnade.errors import InvalidArgument, Problem, check, whole
+from colonnade.hardware.placement import short
+from colonnade.hardware.profile import ProfiledOp
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
@@ -27,13 +30,20 @@ from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
+from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.profiling import Profiling, profile_problems
 from colonnade.run.train.progress import Progress
+from colonnade.run.train.run_facts import facts, peaks
+from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
+
+# Steps that a profile does not record: the first traces, and those after it find their memory.
+WARM_UP = 3
 
 
 class Trainer:
@@ -100,10 +110,13 @@ class Trainer:
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: defaultdict[Path, list[int]] = defaultdict(list)
-        self._names = parameter_names(loss)
+        self._loss, self._names = loss, parameter_names(loss)
+        self._estimate: Memory | None = None  # the last that was asked for
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
+        self._pipeline = pipeline
+        self._sync = "Pipeline" if pipeline is not None else repr(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._engine: Engine
         self._evaluation: Evaluation
@@ -159,16 +172,31 @@ class Trainer:
         speeds = self._engine.shares.speeds if isinstance(self._engine, Lockstep) else even
         return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=True)}
 
+    def _changing(self) -> Callable[[], dict[str, float]] | None:
+        """Tells the shares of the devices, where they are measured."""
+        return self.shares if isinstance(self._engine, Lockstep) and self._engine.shares.timed else None
+
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
-        return self._engine.traffic()
+        return float(sum(self._engine.links().values()))
+
+    def links(self) -> dict[tuple[str, str], float]:
+        """The same by link: the bytes that a step moves from the first device of a pair to the second."""
+        return self._engine.links()
 
     def memory(self, *batch: Any) -> Memory:
         """An estimate of what a step on such a batch takes on each device, as `cn.memory` gives it.
 
         What a join of local training keeps beside the replicas (the centre, an outer optimizer) is not in it.
         """
-        return self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
+        self._estimate = self._engine.memory(Arguments(batch, self._mode(training=True), self._names))
+        return self._estimate
+
+    def _facts(self, steps: int | None, epochs: int | None, log_every: int) -> dict[str, Any]:
+        """What a log says of this training."""
+        how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
+        how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
+        return facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate)
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -193,6 +221,7 @@ class Trainer:
         logdir: str | Path | None = None,
         progress: bool = True,
         checkpoint: Checkpoint | None = None,
+        profile: range | None = None,
     ) -> History:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
@@ -203,8 +232,10 @@ class Trainer:
             batch_size: the global batch size, for arrays.
             log_every: steps between log lines.
             callbacks: called with the `Record` of every log line; one that returns True ends the fit.
-            logdir: where to write TensorBoard summaries and `metrics.jsonl`.
+            logdir: where to write TensorBoard summaries and what `colonnade report` makes a page of.
             progress: whether to show a bar, or lines where there is no terminal.
+            profile: steps of this fit, counted from 1, of which to record where the time goes, such as
+                `range(10, 15)`; see `History.timeline`.
             checkpoint: where to save the training; run again, the program goes on from there. `steps` and
                 `epochs` count from the start of the first run.
 
@@ -216,6 +247,7 @@ class Trainer:
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
             *checks.of_callbacks(callbacks),
+            *profile_problems(profile),
         ]
         check("fit()", amiss)
         if steps is None and epochs is None:
@@ -223,17 +255,23 @@ class Trainer:
         exact = checkpoint is not None and checkpoint.data == "exact"
         batches = self._data(data, batch_size, epochs, exact=exact)
         expected = batches.expected(steps)
+        known = partial(self._facts, steps, epochs, log_every)
         with (
+            RunLog(logdir, known, partial(peaks, self.devices)) as log,
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(expected, logdir, self._engine.devices, show=progress) as shown,
+            Progress(expected, logdir, self._engine.devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
+            Profiling(profile, self._timeline) as profiling,
         ):
             ends = partial(self._ends, callbacks)
-            fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
+            fitting = Fitting(
+                self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log, profiling
+            )
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        history.logdir = None if logdir is None else Path(logdir)
         if self._plan is not None:
             again = None if is_generator(data) else batches.dataset
             forecast.compare(
@@ -241,6 +279,42 @@ class Trainer:
             )
         saver.ended(interrupted=history.interrupted)
         return history
+
+    def profile(self, data: Any, steps: int = 5, *, batch_size: int | None = None) -> Timeline:
+        """Train some steps, and record where their time goes.
+
+        Before them it trains a few that are not recorded, in which TensorFlow traces and warms up.
+
+        Args:
+            data: as for `fit`.
+            steps: how many to record.
+            batch_size: the global batch size, for arrays.
+
+        Returns:
+            A `Timeline`: what each device did when, what it waited for. Its `summary()` says it in words.
+        """
+        check("profile()", whole("steps", steps, 1, like=5))
+        recorded = range(WARM_UP + 1, WARM_UP + 1 + steps)
+        made = self.fit(
+            data,
+            steps=WARM_UP + steps,
+            batch_size=batch_size,
+            log_every=steps,
+            progress=False,
+            profile=recorded,
+        )
+        if made.timeline is None:
+            rule = f"ended before the {WARM_UP + 1} steps that a profile takes at least"
+            raise InvalidArgument("profile()", [Problem("data", "a dataset", rule, "Pass more batches")])
+        return made.timeline
+
+    def _timeline(self, ops: tuple[ProfiledOp, ...], first: int) -> Timeline:
+        rows = [[short(device) for device in row] for row in self._pipeline.rows] if self._pipeline else []
+        engine = self._engine
+        updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
+        short_names = {key: short(device) for key, device in updates.items()}
+        places = Places([short(device) for device in engine.devices], rows, short_names)
+        return op_timeline(ops, places, first)
 
     def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
         """The data of a fit, repeated as often as it goes through them."""

@@ -1,0 +1,205 @@
+"""Makes a timeline of the ops that TensorFlow's profiler saw, by the names that Colonnade gives to its calls.
+
+    replica_1_on_CPU_1/...                              a replica; backward from its first gradient on
+    row_0_stage_1_F3/...                                a task of a pipeline: micro-batch 3, forward
+    reduction_0_from_CPU_1_to_CPU_0_bytes_64/...        a message of a reduction
+    update_0/..., update_0_sums_64/...                  an update; the second adds up the gradients itself
+
+What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, `slice CPU:1 7`
+and `update CPU:1 7 64` where devices do not wait for each other. TensorFlow runs such a slice in one thread,
+and does not record its ops; so forward and backward are one event there, `compute`.
+
+On CPU devices an op's time is that of its execution. On cards it is that of its launch: TensorFlow
+records kernels elsewhere, which this does not read.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from colonnade.describe.breakdown import HOST, merged, without
+from colonnade.describe.timeline import Event, Timeline
+from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
+
+REPLICA = re.compile(r"(?:^|/)replica_(\d+)_on_(\w+?)_(\d+)(_grad)?(?=/|_)")
+TASK = re.compile(r"(?:^|/)row_(\d+)_stage_(\d+)_([FB])(\d+)/")
+REDUCTION = re.compile(r"(?:^|/)(reduction_(\d+)_from_([\w.]+)_to_(\w+)_bytes_(\d+))(?:_\d+)?(?=/)")
+UPDATE = re.compile(r"(?:^|/)update_(\d+)(?:_sums_(\d+))?(?:_\d+)?/(?:.*?StatefulPartitionedCall/)?(.*)")
+GRADIENT = re.compile(r"/(?:gradient_tape|health_of_gradients)/")
+# Ops that run where a variable lives or a value leaves, and not where their replica computes.
+PLUMBING = {
+    "ReadVariableOp",
+    "_Send",
+    "_Recv",
+    "_HostSend",
+    "_HostRecv",
+    "Identity",
+    "NoOp",
+    "Const",
+    "VarHandleOp",
+}
+# A device that does nothing for shorter than this, in seconds, does not wait for anything.
+SHORT = 2e-5
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which devices a step has, by the numbers that names of ops hold.
+
+    Args:
+        devices: of the replicas, in short.
+        rows: of a pipeline: for each row the devices of its stages.
+        updates: for each copy of the variables, and each op that works for one parameter alone, its device.
+    """
+
+    devices: Sequence[str]
+    rows: Sequence[Sequence[str]] = ()
+    updates: Mapping[tuple[int, str], str] | None = None
+
+
+def op_timeline(ops: Iterable[ProfiledOp], places: Places, first: int = 1) -> Timeline:
+    """A timeline of the steps that were recorded, of which the first has this number."""
+    known = [op for op in ops if op.op not in PLUMBING]
+    marked = [event for op in known if op.op == MARK for event in _marked(op, places)]
+    starts = _beginnings(known)
+    named = [event for op in known if op.op not in (MARK, FETCH) for event in _named(op, places)]
+    work = [*marked, *_joined([_numbered(event, starts, first) for event in named])]
+    events = [*work, *_hosted(known, work)]
+    every = dict.fromkeys([*places.devices, *(device for row in places.rows for device in row)])
+    return Timeline.of([*events, *_waits(events, every)])
+
+
+def _marked(op: ProfiledOp, places: Places) -> Iterator[Event]:
+    """What a device does by itself, as it was marked."""
+    kind, *words = op.name.split(" ")
+    if kind == "slice":
+        yield Event(words[0], op.start, op.end, "compute", step=int(words[1]))
+    if kind == "update":
+        event = Event(words[0], op.start, op.end, "update", step=int(words[1]))
+        home = places.devices[0]
+        sent = replace(event, bytes=int(words[2]), link=f"{words[0]} -> {home}")
+        yield event if words[0] == home else sent
+
+
+def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
+    """An op as an event, if its name says whose it is; what is inside a replica may bear any name."""
+    if task := TASK.search(op.name):
+        row, stage, micro_batch = int(task[1]), int(task[2]), int(task[4])
+        kind = "backward" if task[3] == "B" else "forward"
+        yield Event(places.rows[row][stage], op.start, op.end, kind, stage, micro_batch, row)
+    elif replica := REPLICA.search(op.name):
+        backward = replica[4] or GRADIENT.search(op.name)
+        device, kind = f"{replica[2]}:{replica[3]}", "backward" if backward else "forward"
+        yield Event(device, op.start, op.end, kind, replica=int(replica[1]))
+    elif reduction := REDUCTION.search(op.name):
+        sources, target = reduction[3].replace("_", ":"), reduction[4].replace("_", ":")
+        link = f"{sources.replace('.', ', ')} -> {target}"
+        moved, bucket = int(reduction[5]), int(reduction[2])
+        yield Event(target, op.start, op.end, "reduction", bytes=moved, bucket=bucket, link=link)
+    elif update := UPDATE.search(op.name):
+        copy = int(update[1])
+        device = (places.updates or {}).get((copy, update[3]), places.devices[copy % len(places.devices)])
+        yield Event(device, op.start, op.end, "update", bytes=int(update[2] or 0), replica=copy)
+
+
+def _numbered(event: Event, starts: Sequence[float], first: int) -> Event:
+    """With its step, by the beginnings of steps."""
+    return replace(event, step=first + max(0, bisect_right(starts, event.start) - 1))
+
+
+def _beginnings(ops: Iterable[ProfiledOp]) -> list[float]:
+    """When steps began: when the first of their ops did.
+
+    Every step runs the same ops. So the number of times that most of them ran is that of the steps, and
+    the k-th time that such an op ran is in step k. An op in a loop of the user's own runs more often.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for op in ops:
+        found = REPLICA.search(op.name) or TASK.search(op.name)
+        if found:
+            times[op.name[found.start() :]].append(op.start)
+    if not times:
+        return []
+    usual = Counter(map(len, times.values())).most_common(1)[0][0]
+    columns = [sorted(starts) for starts in times.values() if len(starts) == usual]
+    return [min(starts) for starts in zip(*columns, strict=True)]
+
+
+def _joined(events: Sequence[Event]) -> Iterator[Event]:
+    """One event for all ops of a device's pass, of a task, of a message, of an update."""
+    groups: dict[tuple[object, ...], list[Event]] = defaultdict(list)
+    for e in events:
+        passes = e.kind in ("forward", "backward") and e.stage is None
+        whole = (
+            e.device,
+            e.step,
+            "pass" if passes else e.kind,
+            e.stage,
+            e.micro_batch,
+            e.replica,
+            e.bucket,
+            e.link,
+        )
+        groups[(*whole, e.kind) if e.stage is not None else whole].append(e)
+    for members in groups.values():
+        begin, end = min(e.start for e in members), max(e.end for e in members)
+        if members[0].kind not in ("forward", "backward") or members[0].stage is not None:
+            yield replace(members[0], start=begin, end=end, bytes=max(e.bytes for e in members))
+            continue
+        turn = _turn(members)
+        if begin < turn:
+            yield replace(members[0], start=begin, end=turn, kind="forward")
+        if turn < end:
+            yield replace(members[0], start=turn, end=end, kind="backward")
+
+
+def _turn(members: Sequence[Event]) -> float:
+    """Where the way back begins: as few seconds as can be of backward ops before it, of forward ops after it.
+
+    Some ops of a gradient need nothing of the forward pass and come early, some of the forward pass are
+    needed by nobody and come late; all of those are short.
+    """
+    order = sorted(members, key=lambda event: event.start)
+    wrong = sum(event.seconds for event in order if event.kind == "forward")
+    least, turn = wrong, order[0].start
+    for i, event in enumerate(order):
+        wrong += event.seconds if event.kind == "backward" else -event.seconds
+        if wrong < least:
+            least, turn = wrong, order[i + 1].start if i + 1 < len(order) else event.end
+    return turn
+
+
+def _hosted(ops: Iterable[ProfiledOp], numbered: Sequence[Event]) -> Iterator[Event]:
+    """Input and checkpoints, as far as they lie within the steps."""
+    begin = min((event.start for event in numbered), default=0.0)
+    end = max((event.end for event in numbered), default=0.0)
+    starts = sorted((event.start, event.step) for event in numbered if event.step is not None)
+
+    def step(at: float) -> int | None:
+        place = bisect_right(starts, (at, float("inf"))) - 1
+        return starts[max(0, place)][1] if starts else None
+
+    for op in ops:
+        inside = op.end > begin and op.start < end
+        if op.op == FETCH and inside:
+            yield Event(HOST, op.start, op.end, "input", bytes=op.bytes, step=step(op.start))
+        elif op.op == MARK and op.name.startswith("checkpoint ") and inside:
+            yield Event(HOST, op.start, op.end, "checkpoint", step=int(op.name.split(" ")[1]))
+
+
+def _waits(events: Sequence[Event], devices: Iterable[str]) -> Iterator[Event]:
+    """The times in which a device does nothing, from the first event of all to the last."""
+    begin = min((event.start for event in events if event.device != HOST), default=0.0)
+    end = max((event.end for event in events if event.device != HOST), default=0.0)
+    for device in dict.fromkeys([*devices, *(event.device for event in events if event.device != HOST)]):
+        own = [event for event in events if event.device == device]
+        last = {event.start: event.step for event in own}
+        order = sorted(last)
+        busy = merged((event.start, event.end) for event in own)
+        for start, stop in without([(begin, end)], busy):
+            if stop - start >= SHORT:
+                before = bisect_right(order, start) - 1
+                step = last[order[max(0, before)]] if order else None
+                yield Event(device, start, stop, "waiting", step=step)

@@ -1,0 +1,81 @@
+"""Records some steps of a fit, and makes a timeline of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.describe.timeline import Timeline
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.hardware.profile import ProfiledOp, Recording
+from colonnade.run.checkpoint.no_saver import NEVER
+
+Converted = Callable[[tuple[ProfiledOp, ...], int], Timeline]
+
+
+class Profiling:
+    """The steps of one fit that are profiled, if any; nothing is done for others.
+
+    Args:
+        steps: which, counted from 1; None for none.
+        converted: makes a timeline of what was recorded, given the number of the first step.
+    """
+
+    def __init__(self, steps: range | None, converted: Converted) -> None:
+        self._steps, self._converted = steps or range(0), converted
+        self._recording: Recording | None = None
+        self._first = 0
+        self.timeline: Timeline | None = None
+
+    def until(self, done: int) -> int:
+        """How many steps from here to where recording begins or ends: there, nothing may be under way."""
+        ahead = [edge - 1 - done for edge in (self._steps.start, self._steps.stop) if edge - 1 > done]
+        return min(ahead, default=NEVER)
+
+    def before(self, done: int, step: int) -> None:
+        """Before more steps of a fit that has made so many; `step` is where the trainer is."""
+        if self._recording is None and self.timeline is None and done + 1 in self._steps:
+            self._recording, self._first = started(), step + 1
+
+    def after(self, done: int) -> Timeline | None:
+        """After some steps: the timeline, if these were the last that it is to have."""
+        if self._recording is None or done + 1 < self._steps.stop:
+            return None
+        return self.close()
+
+    def close(self) -> Timeline | None:
+        """The fit ends: what was recorded so far."""
+        if self._recording is None:
+            return None
+        recording, self._recording = self._recording, None
+        self.timeline = self._converted(recording.stop(), self._first)
+        return self.timeline
+
+    def __enter__(self) -> "Profiling":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._recording is not None:  # a step failed
+            self._recording.stop()
+            self._recording = None
+
+
+def started() -> Recording:
+    """A recording that has begun."""
+    recording = Recording()
+    try:
+        recording.start()
+    except tf.errors.AlreadyExistsError:
+        rule = "needs TensorFlow's profiler, which is at work already"
+        fix = "End the other profile first, such as that of a TensorBoard callback"
+        raise InvalidArgument("profile", [Problem("profile", "a second one", rule, fix)]) from None
+    return recording
+
+
+def profile_problems(profile: Any) -> Iterator[Problem]:
+    """What is wrong with `profile=`."""
+    if profile is None:
+        return
+    if not isinstance(profile, range) or profile.step != 1 or profile.start < 1 or not len(profile):
+        rule = "must be a range of steps, counted from 1, without gaps"
+        yield Problem("profile", profile, rule, "Try profile=range(10, 15)")

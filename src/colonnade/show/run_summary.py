@@ -1,0 +1,292 @@
+"""What a page says of a run in figures and words: the strip on top, tables of settings, saves, restarts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from colonnade.describe.html import size
+from colonnade.describe.run_folder import Line, Run, inner, number, sessions
+
+# A run whose files were not touched for so many seconds, and that did not end, was killed.
+SILENT = 120.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure of the strip."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def tiles(run: Run) -> list[Tile]:
+    """The figures that are looked at first."""
+    losses = [value for value in run.column("loss") if value is not None]
+    rates = [value for value in run.column("examples_per_second") if value is not None]
+    steps = int(number(run.lines[-1].get("step")) or 0) if run.lines else 0
+    found = [Tile("steps", f"{steps:,}", _asked(run, steps))]
+    if losses:
+        found.append(Tile("loss", f"{losses[-1]:.4g}", f"lowest {min(losses):.4g}"))
+    for name in run.metrics[:2]:
+        values = [value for value in run.column(name) if value is not None]
+        found.append(Tile(name, f"{values[-1]:.4g}", f"{min(values):.4g} to {max(values):.4g}"))
+    if rates:
+        found.append(Tile("examples/s", f"{median(rates):,.0f}", "median of all lines"))
+    if (seconds := trained(run)) > 0:
+        found.append(Tile("time", duration(seconds), _began(run)))
+    devices = run.facts.get("devices")
+    if isinstance(devices, list):
+        found.append(Tile("devices", str(len(devices)), sync(run)))
+    if run.timeline is not None:
+        breakdown = run.timeline.breakdown()
+        found.append(
+            Tile("waiting", f"{breakdown.part('waiting'):.0%}", "of the devices' time, in a profile")
+        )
+    if (stalled := stall(run)) and seconds:
+        found.append(
+            Tile("stalled by saves", f"{stalled / seconds:.2%}", f"{len(run.happened('save'))} saves")
+        )
+    return found
+
+
+def _asked(run: Run, steps: int) -> str:
+    asked = number(inner(run.facts, "mode").get("steps"))
+    return f"of {asked:,.0f}" if asked and asked > steps else ""
+
+
+def _began(run: Run) -> str:
+    times = [time for line in (*run.progress, *run.lines) if (time := number(line.get("time"))) is not None]
+    return f"began {moment(min(times))}" if times else ""
+
+
+def moment(time: float) -> str:
+    """A point in time, in UTC; files may hold times that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at an unknown time"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(0.5), duration(75), duration(7260)
+    ('0.5 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+
+
+def trained(run: Run) -> float:
+    """Seconds from the beginning to the end of each session, without the time between sessions."""
+    total = 0.0
+    marks = list(sessions(run))
+    for k, (begin, end) in enumerate(marks):
+        start = number(begin.get("time"))
+        following = number(marks[k + 1][0].get("time")) if k + 1 < len(marks) else None
+        if start is None:
+            continue
+        inside = [
+            time
+            for line in (*run.lines, *run.progress)
+            if (time := number(line.get("time"))) is not None
+            and time >= start
+            and (following is None or time < following)
+        ]
+        stop = number(end.get("time")) if end is not None else None
+        total += max(0.0, (stop if stop is not None else max(inside, default=start)) - start)
+    if not marks:
+        times = [time for time in run.column("time") if time is not None]
+        total = max(times) - min(times) if times else 0.0
+    return total
+
+
+def stall(run: Run) -> float:
+    """Seconds that steps waited for saves."""
+    return sum(number(line.get("stalled")) or 0.0 for line in run.happened("save"))
+
+
+def state(run: Run, now: float) -> tuple[str, str]:
+    """How the run is: a word for its looks (running, good, bad, unknown), and words for people."""
+    found = list(sessions(run))
+    if not found:
+        return "unknown", "how it ended is not known"
+    _, end = found[-1]
+    if end is not None:
+        how = str(end.get("how", ""))
+        looks = {"finished": "good", "interrupted": "unknown"}.get(how, "bad")
+        return looks, how or "ended"
+    times = [time for line in (*run.progress, *run.lines) if (time := number(line.get("time"))) is not None]
+    silent = now - max(times, default=0.0)
+    if silent < SILENT:
+        return "running", "running"
+    return "bad", f"silent for {duration(silent)}: killed, or between log lines"
+
+
+def sync(run: Run) -> str:
+    return str(inner(run.facts, "mode").get("sync", "")).replace("()", "")
+
+
+def sentence(run: Run) -> str:
+    """What ran, in a line."""
+    facts, mode = run.facts, inner(run.facts, "mode")
+    models = facts.get("models")
+    names = [str(model) for model in models] if isinstance(models, list) else []
+    devices = facts.get("devices")
+    said = [*names, str(inner(facts, "optimizer").get("name", ""))]
+    if isinstance(devices, list):
+        said.append(f"{len(devices)} device{'s' * (len(devices) != 1)}")
+    said += [sync(run), f"variables {mode['variables']}" if mode.get("variables") else ""]
+    batch = number(mode.get("batch"))
+    said.append(f"batch {batch:.0f}" if batch else "")
+    return " · ".join(word for word in said if word)
+
+
+def settings(run: Run) -> dict[str, dict[str, str]]:
+    """What was chosen and found, in groups; what is not known is left out."""
+    facts, mode = run.facts, inner(run.facts, "mode")
+    parameters, optimizer = inner(facts, "parameters"), inner(facts, "optimizer")
+    counted = {
+        "loss function": facts.get("loss"),
+        "models": ", ".join(map(str, facts["models"])) if isinstance(facts.get("models"), list) else None,
+        "program": facts.get("program"),
+        "variables": parameters.get("variables"),
+        "parameters": _plain(parameters.get("numbers")),
+        "size": size(number(parameters["bytes"]) or 0) if "bytes" in parameters else None,
+    }
+    groups = {
+        "Model": counted,
+        "Optimizer": {"kind": optimizer.get("name"), **inner(optimizer, "settings")},
+        "Mode": mode,
+        "Machine": {
+            **inner(facts, "machine"),
+            "devices": ", ".join(map(str, facts["devices"]))
+            if isinstance(facts.get("devices"), list)
+            else None,
+        },
+        "Versions": inner(facts, "versions"),
+    }
+    plain = {
+        group: {str(name): _plain(value) for name, value in values.items() if _plain(value)}
+        for group, values in groups.items()
+    }
+    return {group: values for group, values in plain.items() if values}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ, each with its value in every run."""
+    told = [
+        {f"{g}: {n}": v for g, values in settings(run).items() for n, v in values.items()} for run in runs
+    ]
+    names = dict.fromkeys(name for one in told for name in one)
+    rows = [(name, [one.get(name, "") for one in told]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def comparison(runs: Sequence[Run], now: float) -> list[dict[str, str]]:
+    """A row per run: what came of it, and how fast."""
+    rows = []
+    for run in runs:
+        losses = [value for value in run.column("loss") if value is not None]
+        rates = [value for value in run.column("examples_per_second") if value is not None]
+        last = {name: next(v for v in reversed(run.column(name)) if v is not None) for name in run.metrics}
+        rows.append(
+            {
+                "run": run.name,
+                "state": state(run, now)[1],
+                "steps": f"{number(run.lines[-1].get('step')) or 0:,.0f}" if run.lines else "",
+                "last loss": f"{losses[-1]:.4g}" if losses else "",
+                "lowest loss": f"{min(losses):.4g}" if losses else "",
+                **{name: f"{value:.4g}" for name, value in last.items()},
+                "examples/s": f"{median(rates):,.0f}" if rates else "",
+                "time": duration(trained(run)),
+                "mode": sync(run),
+            }
+        )
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name, "") for name in names} for row in rows]
+
+
+def history(run: Run) -> list[tuple[str, str]]:
+    """When it began, went on and ended; a moment and words for each."""
+    return [(moment(time), words) for time, words in sorted(_told(run))]
+
+
+def _told(run: Run) -> Iterator[tuple[float, str]]:
+    found = list(sessions(run))
+    for k, (begin, end) in enumerate(found):
+        start = number(begin.get("time")) or 0.0
+        step, resumed = number(begin.get("step")) or 0, number(begin.get("resumed"))
+        words = "began" if k == 0 else "began again"
+        yield (
+            start,
+            f"went on from step {resumed:,.0f}" if resumed is not None else f"{words} at step {step:,.0f}",
+        )
+        if end is not None:
+            at = number(end.get("step")) or 0
+            yield number(end.get("time")) or start, f"{end.get('how', 'ended')} at step {at:,.0f}"
+        elif k + 1 < len(found):
+            following = number(found[k + 1][0].get("time")) or start
+            yield following - 1e-6, "was killed some time before"
+
+
+def restarts(run: Run) -> int:
+    """How often it was started again after it had begun."""
+    return max(0, len(list(sessions(run))) - 1)
+
+
+def skipped(run: Run) -> int:
+    """Updates that were left out because a gradient was not finite."""
+    return int(sum(number(line.get("updates")) or 0 for line in run.happened("skipped")))
+
+
+def process_memory(run: Run) -> float | None:
+    """The most bytes of main memory that the process held."""
+    held = [
+        value
+        for line in (*run.happened("memory"), *run.happened("end"))
+        if (value := number(inner(line, "memory").get("process"))) is not None
+    ]
+    return max(held, default=None)
+
+
+def not_finite(run: Run) -> str | None:
+    """Where the loss was not finite, in words."""
+    bad = [line for line in run.lines if "loss" in line and number(line["loss"]) is None]
+    if not bad:
+        return None
+    few = ", ".join(f"{number(line['step']) or 0:,.0f}" for line in bad[:5])
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    return f"The loss was not finite at step {few}{more}; the curve has a gap there."
+
+
+def links(run: Run) -> Mapping[tuple[str, str], float]:
+    """The bytes of a step by link."""
+    told: Any = run.facts.get("links")
+    found: dict[tuple[str, str], float] = {}
+    for link in told if isinstance(told, list) else []:
+        amount = number(link.get("bytes")) if isinstance(link, dict) else None
+        if amount is not None:
+            found[str(link.get("from")), str(link.get("to"))] = amount
+    return found
+
+
+def saves(run: Run) -> Sequence[Line]:
+    """The saves, the last ones first."""
+    return [line for line in reversed(run.happened("save")) if number(line.get("step")) is not None]

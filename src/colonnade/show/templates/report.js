@@ -1,0 +1,139 @@
+"use strict";
+(() => {
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  // A finger on a curve scrolls the page; a timeline moves under it.
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const drawn = new Map();
+  let chosen = null, printing = false, inTime = false;
+
+  const dark = () => !printing && (chosen ? chosen === "dark" : system.matches);
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  function theme() { root.dataset.theme = dark() ? "dark" : "light"; }
+
+  function looks() {
+    const axis = { gridcolor: colour("--grid"), linecolor: colour("--line"), zeroline: false, color: colour("--soft") };
+    return {
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal", font: { color: colour("--soft") } },
+      hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
+      xaxis: axis, yaxis: axis,
+    };
+  }
+
+  function merged(base, more) {
+    const result = { ...base };
+    for (const [key, value] of Object.entries(more)) {
+      const both = value && typeof value === "object" && !Array.isArray(value) && result[key] && typeof result[key] === "object";
+      result[key] = both ? merged(result[key], value) : value;
+    }
+    return result;
+  }
+
+  function layout(chart) {
+    const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
+    if (chart.curve) own.xaxis = { title: { text: inTime ? "seconds" : "step" } };
+    if (chart.timeline) { own.margin.l = 74; own.dragmode = "pan"; own.margin.t = 44; }
+    return merged(merged(looks(), own), chart.layout);
+  }
+
+  function traces(chart) {
+    return chart.traces.map(({ times, ...trace }) => (inTime && times ? { ...trace, x: times } : trace));
+  }
+
+  function draw(element) {
+    const chart = charts[element.dataset.chart];
+    const config = { responsive: true, displaylogo: false, scrollZoom: Boolean(chart.timeline),
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    const done = Plotly.newPlot(element, traces(chart), layout(chart), config);
+    drawn.set(element, chart);
+    return done;
+  }
+
+  const visible = (element) => !element.closest("details:not([open])");
+
+  // One at a time, so that the page can be scrolled meanwhile.
+  async function drawAll() {
+    for (const element of document.querySelectorAll(".chart")) {
+      if (!drawn.has(element) && visible(element)) {
+        await draw(element);
+        await new Promise((resume) => setTimeout(resume));
+      }
+    }
+    root.dataset.drawn = String(drawn.size);
+  }
+
+  function recolour() {
+    theme();
+    for (const [element, chart] of drawn) {
+      const now = layout(chart);
+      const change = {};
+      for (const key of ["font", "legend", "hoverlabel", "modebar"]) change[key] = now[key];
+      for (const axis of ["xaxis", "yaxis"])
+        for (const part of ["gridcolor", "linecolor", "color"]) change[`${axis}.${part}`] = now[axis][part];
+      Plotly.relayout(element, change);
+    }
+  }
+
+  theme();
+  system.addEventListener("change", recolour);
+  document.querySelector("[data-act=theme]").addEventListener("click", () => {
+    chosen = dark() ? "light" : "dark";
+    recolour();
+  });
+
+  for (const button of document.querySelectorAll("[data-act=time]")) {
+    button.addEventListener("click", () => {
+      inTime = !inTime;
+      for (const other of document.querySelectorAll("[data-act=time]")) {
+        other.setAttribute("aria-pressed", String(inTime));
+        other.textContent = inTime ? "over time" : "over steps";
+      }
+      for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart));
+    });
+  }
+
+  for (const button of document.querySelectorAll("[data-act=log]")) {
+    button.addEventListener("click", () => {
+      const element = button.closest(".card").querySelector(".chart");
+      const log = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(log));
+      charts[element.dataset.chart].layout = merged(charts[element.dataset.chart].layout, { yaxis: { type: log ? "log" : "linear" } });
+      Plotly.relayout(element, { "yaxis.type": log ? "log" : "linear", "yaxis.autorange": true });
+    });
+  }
+
+  for (const details of document.querySelectorAll("details.run")) details.addEventListener("toggle", drawAll);
+
+  // A sheet of paper is light, and 700 pixels wide.
+  addEventListener("beforeprint", () => {
+    printing = true;
+    for (const details of document.querySelectorAll("details.run")) details.open = true;
+    for (const element of document.querySelectorAll(".chart")) if (!drawn.has(element)) draw(element);
+    recolour();
+    for (const element of drawn.keys()) Plotly.relayout(element, { width: Math.min(640, element.clientWidth || 640) });
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    recolour();
+    for (const element of drawn.keys()) Plotly.relayout(element, { width: null, autosize: true });
+  });
+
+  // A page of a run that goes on is made again every few seconds (--watch), and looks at itself as often.
+  const seconds = Number(root.dataset.refresh);
+  if (seconds > 0) {
+    let paused = false;
+    const button = document.querySelector("[data-act=refresh]");
+    const name = () => { button.textContent = paused ? "refresh is off" : `refreshes every ${seconds} s`; };
+    button.hidden = false;
+    name();
+    button.addEventListener("click", () => { paused = !paused; name(); });
+    setInterval(() => { if (!paused) location.reload(); }, seconds * 1000);
+  }
+
+  drawAll();
+})();
