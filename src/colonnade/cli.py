@@ -363,7 +363,10 @@ def checkpoints(
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="What fit(..., logdir=) wrote; several are compared."),
+        typer.Argument(
+            metavar="DIR...",
+            help="What fit(..., logdir=) wrote; several are compared. Or the folder of a sweep.",
+        ),
     ],
     output: Annotated[
         Path | None,

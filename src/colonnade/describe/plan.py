@@ -7,6 +7,7 @@ from typing import Any
 
 from colonnade.describe import fields, plan_text
 from colonnade.describe.fields import FLAG, NUMBER, TEXT, Rule, one_of, optional, whole_from
+from colonnade.describe.html import paragraphs, size, table
 from colonnade.errors import Problem, check, is_whole
 
 VERSION = 1
@@ -160,6 +161,13 @@ class Plan:
             words += f"{sync}{every}" if sync else "" if self.stage > 1 else f", {self.variables}{sharded}"
         return words + again
 
+    def _repr_html_(self) -> str:
+        """The advice, and what was looked at, for notebooks."""
+        head = ["layout", "ms per step", "examples/s", "of as many devices", "memory"]
+        looked_at = [(self.layout, self.predicted), *((c.layout, c.predicted) for c in self.candidates)]
+        rows = [[layout, *_figures(predicted)] for layout, predicted in looked_at]
+        return paragraphs([self.advice] if self.advice else []) + table(head, rows, title="Plan")
+
     @property
     def not_runnable(self) -> str:
         """Why the engine of this version cannot run it, in words; empty where it can."""
@@ -212,6 +220,13 @@ class Plan:
                 Candidate(**{**one, "predicted": _prediction(one.get("predicted"))}) for one in listed
             )
         return cls(**known)
+
+
+def _figures(predicted: Prediction | None) -> list[str]:
+    if predicted is None:
+        return ["", "", "", "does not fit"]
+    speed, part = f"{predicted.examples_per_second:,.0f}", f"{predicted.efficiency:.0%}"
+    return [f"{1000 * predicted.step:.2f}", speed, part, size(predicted.memory)]
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from colonnade.describe.run_folder import Run, number, read_run
 from colonnade.describe.timeline import in_order
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show import charts, run_summary
+from colonnade.show.study import is_study, study_page
 
 # By this a page knows that it may be made again.
 GENERATOR = "Colonnade report"
@@ -22,24 +23,25 @@ WHERE = "colonnade report"
 
 
 def report(paths: Sequence[str | Path], output: str | Path | None = None, *, force: bool = False) -> Path:
-    """Make a page of what `fit(..., logdir=)` wrote into some folders.
+    """Make a page of what `fit(..., logdir=)` wrote into some folders, or of the study of a sweep.
 
     The page is one file, which needs no other and no network. A page that was made before is made
     again; another file is kept, unless `force` is set.
 
     Args:
-        paths: the folders; several runs are compared.
+        paths: the folders; several runs are compared, a study stands alone.
         output: the page; by default `report.html` in the folder, or here for several runs.
         force: whether to write over a file that is no page of Colonnade's.
 
     Returns:
         Where the page is.
     """
-    check(WHERE, _unnamed(paths))
-    runs = [read_run(path, WHERE) for path in paths]
+    check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
+    of_study = any(is_study(Path(path)) for path in paths)
+    runs = [] if of_study else [read_run(path, WHERE) for path in paths]
     page = _output(paths, output)
     check(WHERE, _unwritable(page, force))
-    text = rendered(runs, time.time())
+    text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
     fresh = page.with_name(f".{page.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -62,6 +64,12 @@ def watch(
 def _unnamed(paths: Sequence[str | Path]) -> Iterator[Problem]:
     if not paths:
         yield Problem("DIR", "", "names no folder", "Name that of fit(..., logdir=)")
+
+
+def _beside_others(paths: Sequence[str | Path]) -> Iterator[Problem]:
+    if len(paths) > 1:
+        rule = "is the study of a sweep, which has a page of its own"
+        yield from (Problem("DIR", str(p), rule, "Name it alone") for p in paths if is_study(Path(p)))
 
 
 def _output(paths: Sequence[str | Path], output: str | Path | None) -> Path:
