@@ -116,3 +116,10 @@ def test_even_stages_cover_all_layers():
             sizes = [end - begin for begin, end in spans(dealt, stages)]
             assert sum(sizes) == layers
             assert max(sizes) - min(sizes) <= 1
+
+
+def test_in_a_notebook():
+    html = FULL._repr_html_()
+    assert "Use 4 devices." in html
+    for word in ("2 replicas of 2 stages", "1000.00", "one device", "does not fit", "2 stages", "2000.00"):
+        assert word in html

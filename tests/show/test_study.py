@@ -3,6 +3,8 @@ import re
 import optuna
 import pytest
 
+import colonnade as cn
+from colonnade.show.report import report
 from colonnade.show.study import failures, figures, importance, is_study, study_page, write_page
 from colonnade.sweeps.storage import open_storage
 from colonnade.sweeps.trial_folder import TrialFolder
@@ -66,3 +68,11 @@ def test_importance_needs_something_that_varied():
 def test_which_folder_is_a_studys(folder, tmp_path):
     assert is_study(folder)
     assert not is_study(tmp_path)
+
+
+def test_colonnade_report_makes_it_too(folder, tmp_path):
+    page = report([folder], tmp_path / "page.html")
+    assert "<title>Study &lt;rates&gt;</title>" in page.read_text()
+    assert report([folder], page) == page  # it is known as one of ours
+    with pytest.raises(cn.InvalidArgument, match="Name it alone"):
+        report([folder, folder], tmp_path / "both.html")
