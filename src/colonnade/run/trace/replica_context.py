@@ -6,7 +6,8 @@ value on, and that the sum over the replicas takes the place of (see `sync_cut`)
 replica the marks stay as they are, because the sum is the value.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,18 @@ from colonnade.run.trace.stage_marks import StageMarks
 # The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
 # that only the name tells of the marks in it.
 MARK = "colonnade_sum_over_replicas"
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """While a function of Colonnade's own is traced: its errors are told as they are (see `Traced`)."""
+    try:
+        yield
+    except ColonnadeError as mistake:
+        context = tf.distribute.get_replica_context()
+        if isinstance(context, TracingContext):
+            context.mistakes.append(mistake)
+        raise
 
 
 class TracingContext(tf.distribute.ReplicaContext):

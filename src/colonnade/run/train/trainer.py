@@ -31,6 +31,7 @@ from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
 from colonnade.run.train.progress import Progress
 from colonnade.run.train.signals import interruptible
+from colonnade.run.train.verdict import Prover, of_prove
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
 
@@ -91,6 +92,8 @@ class Trainer:
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: defaultdict[Path, list[int]] = defaultdict(list)
         self._names = parameter_names(loss)
+        self._name = getattr(loss, "__name__", type(loss).__name__)
+        self._pipelined = pipeline is not None
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
@@ -183,6 +186,7 @@ class Trainer:
         logdir: str | Path | None = None,
         progress: bool = True,
         checkpoint: Checkpoint | None = None,
+        prove: bool | str = True,
     ) -> History:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
@@ -197,6 +201,8 @@ class Trainer:
             progress: whether to show a bar, or lines where there is no terminal.
             checkpoint: where to save the training; run again, the program goes on from there. `steps` and
                 `epochs` count from the start of the first run.
+            prove: whether to hold the first batch against one device before anything is trained: loss,
+                metrics and gradients must be equal to rounding. `"warn"` goes on where they are not.
 
         Returns:
             A `History`. Ctrl-C finishes the steps at hand, half a second of them, and returns what was
@@ -206,6 +212,7 @@ class Trainer:
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
             *checks.of_callbacks(callbacks),
+            *of_prove(prove),
         ]
         check("fit()", amiss)
         if steps is None and epochs is None:
@@ -220,12 +227,22 @@ class Trainer:
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
         ):
+            self._to_prove(Prover(prove, "fit()", shown.say))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(self._counts, stream, steps, log_every, ends, saver, shown, interrupted)
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
         saver.ended(interrupted=history.interrupted)
         return history
+
+    def _to_prove(self, prover: Prover) -> None:
+        """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
+        engine = self._engine
+        if not isinstance(engine, Lockstep) or self._pipelined or len(self.devices) < 2:
+            return
+        engine.examine = None
+        if prover.wanted:
+            engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
 
     def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
         """The data of a fit, repeated as often as it goes through them."""
