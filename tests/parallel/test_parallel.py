@@ -368,3 +368,10 @@ def test_no_new_trace_for_a_batch_that_splits_into_the_same_sizes():
     for rows in (99, 98, 97, 100, 99):
         fast(tf.ones(rows))
     assert traced == [25, 24]
+
+
+def test_widths_that_vary_share_a_trace():
+    summed = cn.parallel(lambda x: tf.reduce_sum(x, axis=1), devices=2)
+    for width in (2, 5, 3, 8, 2):
+        np.testing.assert_array_equal(summed(tf.ones([4, width])), [width] * 4)
+    assert len(summed.traces) == 2

@@ -344,3 +344,51 @@ def test_checkpoints_are_those_of_keras(tmp_path):
     resumed = train(callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
     for one, other in zip(resumed, train(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Counted(keras.layers.Layer):
+    """Knows how often it was traced."""
+
+    traces = 0
+
+    def call(self, x):
+        self.traces += 1
+        return keras.ops.mean(x, axis=1, keepdims=True)
+
+
+def counted():
+    keras.utils.set_random_seed(0)
+    layer = Counted()
+    made = keras.Sequential([keras.Input([None]), layer, keras.layers.Dense(2)])
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return made, layer
+
+
+def test_a_second_fit_traces_nothing_until_the_model_is_compiled_again():
+    made, layer = counted()
+    alone, _ = counted()
+    alone.fit(X, TARGETS, batch_size=35, epochs=2, shuffle=False, verbose=0)
+    cn.fit(made, X, TARGETS, devices=2, batch_size=35, shuffle=False, verbose=0)
+    before = layer.traces
+    cn.fit(made, X, TARGETS, devices=2, batch_size=35, shuffle=False, verbose=0)
+    assert layer.traces == before
+    for a, b in zip(made.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    made.compile(made.optimizer, "mae")
+    cn.fit(made, X, TARGETS, devices=2, batch_size=35, shuffle=False, verbose=0)
+    assert layer.traces > before
+
+
+def test_widths_that_vary_are_traced_twice():
+    batches = [(RNG.normal(size=[8, width]).astype("float32"), TARGETS[:8]) for width in (4, 6, 5, 7, 3)]
+    both = []
+    for fit in (keras.Model.fit, partial(cn.fit, devices=2)):
+        made, layer = counted()
+        for number, (x, y) in enumerate(batches):
+            fit(made, x, y, batch_size=8, shuffle=False, verbose=0)
+            if number == 1:
+                traced = layer.traces
+        both.append(made.get_weights())
+        assert layer.traces == traced
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

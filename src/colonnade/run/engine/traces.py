@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import gradient_specs, slice_specs, slices
@@ -129,16 +129,6 @@ class Traces:
         """The trace of a whole batch, as one device makes it."""
         (part,) = slice_specs(batch, [batch.size("the batch") or 0])
         return (self._objectives if part in self._objectives else self._of_one).get(part)
-
-    def takes_whole(self, batch: Arguments) -> bool:
-        """Whether the function takes the whole batch, as one device would be given it."""
-        try:
-            self.of_one_device(batch)
-        except ColonnadeError:
-            raise
-        except (ValueError, tf.errors.InvalidArgumentError):
-            return False
-        return True
 
     def apart(self, part: Arguments) -> Objective:
         """A trace that nothing here runs, nor holds against others, of a function that may differ by now."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.engine.protocols import Sync, home, sync_problems
+from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.train.keras_step import KerasStep, of_slices
@@ -71,11 +72,12 @@ def fit(
             *of_prove(prove),
         ],
     )
-    step = model.train_function = KerasStep(
-        model, chosen, sync, home(sync, variables, chosen), Prover(prove, "fit()", say)
-    )
+    how = (chosen, sync, home(sync, variables, chosen), prove)
+    step = model.train_function = kept(model, how) or KerasStep(model, *how[:3], Prover(prove, "fit()", say))
     try:
-        return model.fit(x, y, **arguments)
+        history = model.fit(x, y, **arguments)
+        keep(model, how, step)
+        return history
     except TypeError:
         if model.train_function is step:
             raise

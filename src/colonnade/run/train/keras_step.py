@@ -23,7 +23,7 @@ from colonnade.run.model.whole_batch import SUM, AddedLosses, gathered, kinds, m
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
 from colonnade.run.step.objective import Objective, Share
-from colonnade.run.sync.lockstep import Lockstep, Synchronous
+from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.train.proof import InSlices
 from colonnade.run.train.verdict import Prover
@@ -76,8 +76,6 @@ class KerasStep:
             trainable=self._trained,
         )
         self._engine = self._sync.engine(settings)
-        if isinstance(self._engine, Lockstep):
-            self._engine.proving = self._several and self._prover.wanted
         self._loop = self._engine.loop(self._metrics)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:

@@ -56,11 +56,8 @@ class Prover:
         return InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
 
     def fits(self, traces: Traces, batch: Arguments) -> bool:
-        """Whether one device takes the whole batch, and can hold it; if not, that is said."""
+        """Whether one device, whose limit is known, can hold the whole batch; if not, that is said."""
         device = traces.devices[:1]
-        if not traces.takes_whole(batch):
-            self._say("not proved on the first batch: the loss takes slices of it, and not the whole")
-            return False
         if not limited(device):
             return True
         whole, rows = traces.of_one_device(batch), batch.size(self._where) or 0
