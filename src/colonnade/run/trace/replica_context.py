@@ -44,6 +44,7 @@ class TracingContext(tf.distribute.ReplicaContext):
         self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
         self.stage_marks = StageMarks()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
+        self._summed = False
 
     def around_gradient(self) -> AbstractContextManager[Any]:
         """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.
@@ -62,7 +63,16 @@ class TracingContext(tf.distribute.ReplicaContext):
                 InvalidArgument("all_reduce()", [Problem("reduce_op", reduce_op, rule, fix)])
             )
             raise self.mistakes[-1]
-        return tf.nest.map_structure(self._marked, value)
+        return value if self._summed else tf.nest.map_structure(self._marked, value)
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """While what is asked to be summed is a sum already: optimizers of Keras ask for that too."""
+        self._summed, before = True, self._summed
+        try:
+            yield
+        finally:
+            self._summed = before
 
     def _marked(self, value: Any) -> Any:
         # The loss is summed over the replicas, so what a sum adds to it is felt by all of them: the

@@ -19,6 +19,7 @@ from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.train.keras_step import KerasStep, of_slices
+from colonnade.run.train.own_step import OwnStep
 from colonnade.run.train.verdict import Prover, of_prove
 
 
@@ -73,7 +74,7 @@ def fit(
         ],
     )
     how = (chosen, sync, home(sync, variables, chosen), prove)
-    step = model.train_function = kept(model, how) or KerasStep(model, *how[:3], Prover(prove, "fit()", say))
+    step = model.train_function = kept(model, how) or _step(model, *how[:3], Prover(prove, "fit()", say))
     try:
         history = model.fit(x, y, **arguments)
         keep(model, how, step)
@@ -87,6 +88,18 @@ def fit(
         raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
         model.train_function = None
+
+
+def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover) -> Any:
+    """What Keras is to call for every batch."""
+    if has_own(model, "train_step"):
+        return OwnStep(model, model.train_step, devices, prover)
+    return KerasStep(model, devices, sync, mode, prover)
+
+
+def has_own(model: keras.Model, name: str) -> bool:
+    """Whether a model, or its class, has a method of its own in place of Keras's."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:
@@ -118,15 +131,18 @@ def _problems(model: Any, sync: Sync, num_devices: int) -> Iterator[Problem]:
     if not isinstance(model, keras.Model):
         yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
         return
-    if not model.compiled or model.optimizer is None:
+    own = has_own(model, "train_step")
+    if not model.compiled or (model.optimizer is None and not own):
         yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
         return
     yield from _distributed(model)
-    for name in ("train_step", "make_train_function"):
-        if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name):
-            rule = f"has a {name} of its own, which is written for one device"
-            yield Problem("model", model.name, rule, "Put its loss into a function for cn.Trainer")
+    if has_own(model, "make_train_function"):
+        rule = "has a make_train_function of its own, which cn.fit would take the place of"
+        yield Problem("model", model.name, rule, "Override train_step instead")
+    if own and num_devices > 1 and not isinstance(sync, Synchronous):
+        rule = "has no meaning for a train_step of the model's own, whose updates are made together"
+        yield Problem("sync", sync, rule, "Leave it out for cn.Synchronous()")
     if model.run_eagerly:
         yield Problem("model", model.name, "is compiled with run_eagerly=True", "Compile it without")
-    if num_devices > 1 and not isinstance(sync, Synchronous):
+    if num_devices > 1 and not isinstance(sync, Synchronous) and not own:
         yield from of_slices(model.loss)

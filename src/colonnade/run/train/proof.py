@@ -25,6 +25,7 @@ from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.captures import ancestors, nodes
 from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.sync_cut import call_with_sums
+from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import is_random_state
 
 # What a person or a program outside would see once more if a function is run to be looked at.
@@ -81,8 +82,7 @@ class InSlices:
     @property
     def silent(self) -> bool:
         """Whether running it once more is seen by nobody."""
-        graph = self.whole.concrete.graph.as_graph_def()
-        return not any(node.op in SEEN_OUTSIDE for node in nodes(graph))
+        return is_silent(self.whole)
 
     @cached_property
     def one(self) -> Values:
@@ -245,6 +245,12 @@ class InSlices:
         finally:
             for variable, value in before.values():
                 variable.assign(value)
+
+
+def is_silent(traced: Traced) -> bool:
+    """Whether running a trace once more is seen by nobody."""
+    graph = traced.concrete.graph.as_graph_def()
+    return not any(node.op in SEEN_OUTSIDE for node in nodes(graph))
 
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:

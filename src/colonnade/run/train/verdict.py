@@ -22,6 +22,7 @@ from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
 from colonnade.run.trace.keras_owner import layer_of
 from colonnade.run.train.proof import InSlices, More, nothing_more
+from colonnade.run.train.step_in_slices import StepInSlices
 
 Trace = Callable[[Arguments], Objective]
 
@@ -67,7 +68,7 @@ class Prover:
         self._say(TOO_LARGE)
         return False
 
-    def proved(self, trained: InSlices) -> bool:
+    def proved(self, trained: InSlices | StepInSlices) -> bool:
         """Whether nothing differs; then it is said."""
         if not trained.silent:
             self._say("not proved on the first batch: the loss prints, writes summaries or calls Python")
@@ -112,13 +113,27 @@ class Prover:
         if calm is None or not self.proved_but_for_training(trained, calm):
             self.refuse(trained, calm, ("loss", name))
 
+    def examine_step(self, look: StepInSlices, name: str) -> None:
+        """Prove what a step of a model's own does; raise, if it is not the same on several devices."""
+        if self.proved(look):
+            return
+        source = ("train_step", name)
+        if not look.random and look.changes_states:
+            self._say("not proved on the first batch: it keeps statistics, which are those of the slices")
+        elif look.random and not look.summed:
+            self.random()
+        else:
+            self._told(_problem(look, source))
+
     def refuse(self, trained: InSlices, calm: InSlices | None, source: tuple[str, Any]) -> None:
         """Say what differs and why, unless that is because of random numbers."""
         look = trained if calm is None else calm
         if look.random:
             self.random()
             return
-        problem = _problem(look, source)
+        self._told(_problem(look, source))
+
+    def _told(self, problem: Problem) -> None:
         if not self._warns:
             raise InvalidArgument(self._where, [problem])
         warnings.warn(f"{self._where}: {problem}", stacklevel=2)
@@ -153,7 +168,7 @@ def _largest(rows: Sequence[Comparison]) -> str:
     return f"largest difference {worst.difference:.1g}, allowed {worst.tolerance:.1g} ({worst.leaf})"
 
 
-def _problem(look: InSlices, source: tuple[str, Any]) -> Problem:
+def _problem(look: InSlices | StepInSlices, source: tuple[str, Any]) -> Problem:
     """In the words of what was found: the first value that differs, and what shows why."""
     worst = next((row for row in look.unequal if row.leaf.startswith("prediction")), look.unequal[0])
     seen = f"{worst.leaf} differs by {worst.difference:.2g} from one device on the first batch, and "
