@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from colonnade.run.step.objective import Weighted
     from colonnade.run.sync.lockstep import Synchronous
     from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
+    from colonnade.run.train.keras_evaluate import evaluate, predict
     from colonnade.run.train.keras_fit import fit
     from colonnade.run.train.memory import memory
     from colonnade.run.train.trainer import Trainer
@@ -79,11 +80,13 @@ __all__ = [
     "Weighted",
     "broadcast",
     "draw",
+    "evaluate",
     "fit",
     "make_parallel",
     "memory",
     "parallel",
     "placement",
+    "predict",
     "setup",
     "verify",
     "width",
@@ -108,11 +111,13 @@ _HOME = {
     "Weighted": "run.step.objective",
     "broadcast": "run.batch.split",
     "draw": "show.timeline",
+    "evaluate": "run.train.keras_evaluate",
     "fit": "run.train.keras_fit",
     "make_parallel": "run.parallel.parallel",
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
+    "predict": "run.train.keras_evaluate",
     "setup": "hardware.devices",
     "verify": "run.parallel.verify",
     "width": "run.width",

@@ -51,7 +51,7 @@ def test_a_sum_over_a_slice_counts_as_in_the_sum_over_the_batch():
     assert [float(v) for v in layer.losses] == [12.0, 12.0, 5.0]
     assert [float(v) for v in added.values] == [3.0, 3.0, 5.0]
     assert added.kinds == [SUM, SUM, MEAN]
-    assert added.names == [layer.name] * 3
+    assert added.layers == [layer] * 3
 
 
 def test_a_batch_and_its_slices_tell_a_sum_from_a_mean():

@@ -54,18 +54,19 @@ class AddedLosses:
 
     Args:
         kinds: for each call whether the loss is a mean or a sum over the slice, as far as that is known.
+        adds: whether layers get to add anything, or it is only noted.
     """
 
-    def __init__(self, kinds: Sequence[str] = ()) -> None:
-        self.kinds = list(kinds)
+    def __init__(self, kinds: Sequence[str] = (), *, adds: bool = True) -> None:
+        self.kinds, self._adds = list(kinds), adds
         self.values: list[Any] = []  # the loss of each call
-        self.names: list[str] = []  # of the layers
+        self.layers: list[Any] = []  # the layer of each call
         self._graph: Any = None
 
     @contextmanager
     def noted(self, rows: int, total: int) -> Iterator["AddedLosses"]:
         """While a model is called on a slice of so many rows, of a batch of `total`."""
-        self.values, self.names = [], []
+        self.values, self.layers = [], []
         self._graph = tf.compat.v1.get_default_graph()
         original = keras.layers.Layer.add_loss
 
@@ -75,7 +76,9 @@ class AddedLosses:
                 original(layer, loss)
                 return
             for one in tf.nest.flatten(loss):
-                original(layer, self._added(layer.name, one, total / rows))
+                value = self._added(layer, one, total / rows)
+                if self._adds:
+                    original(layer, value)
 
         keras.layers.Layer.add_loss = unconverted(add_loss)
         try:
@@ -83,9 +86,9 @@ class AddedLosses:
         finally:
             keras.layers.Layer.add_loss = original
 
-    def _added(self, name: str, loss: Any, factor: float) -> Any:
+    def _added(self, layer: Any, loss: Any, factor: float) -> Any:
         number = len(self.values)
-        self.names.append(name)
+        self.layers.append(layer)
         # One value per example, which Keras adds up.
         several = loss.shape.rank != 0
         value = tf.reduce_sum(loss) if several else loss
@@ -107,3 +110,21 @@ def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: flo
     total = sum(parts)
     # With dropout or local statistics neither is exact; one is N times the other.
     return SUM if abs(whole - total) < abs(whole - mean) - step * abs(whole) else MEAN
+
+
+def unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
+    """Outputs of a model that are not one for each example, so that those of slices cannot be joined."""
+    for i, output in enumerate(tf.nest.flatten(prediction)):
+        shape = None if output is None else tuple(output.shape)
+        if shape is not None and (not shape or shape[0] not in (None, rows)):
+            what = "a number" if not shape else f"of shape {shape}"
+            rule = f"is {what} for a slice of {rows} examples, whose first dim must be that of the examples"
+            fix = "Return one value for each example, or train on one device: devices=1"
+            yield Problem("output of the model", i, rule, fix)
+
+
+def joined(predictions: Sequence[Any]) -> Any:
+    """The prediction for a batch, from those for its slices. A model may give none."""
+    return tf.nest.map_structure(
+        lambda *parts: None if parts[0] is None else tf.concat(parts, axis=0), *predictions
+    )

@@ -16,8 +16,10 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.model.kept_step import keep, kept
+from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.train.keras_evaluate import test_step
 from colonnade.run.train.keras_step import KerasStep, of_slices
 from colonnade.run.train.own_step import OwnStep
 from colonnade.run.train.verdict import Prover, of_prove
@@ -37,7 +39,7 @@ def fit(
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
 
     Metrics and the loss are those of the whole batch, and a model's own losses (regularisers) count
-    once. Validation runs on one device. Keras may look at the model after every step, so local replicas
+    once. Validation runs on all devices too. Keras may look at the model after every step, so local replicas
     are averaged for it, and asynchronous devices finish a batch before the next one.
 
     Args:
@@ -74,10 +76,14 @@ def fit(
         ],
     )
     how = (chosen, sync, home(sync, variables, chosen), prove)
-    step = model.train_function = kept(model, how) or _step(model, *how[:3], Prover(prove, "fit()", say))
+    step, tests = kept(model, how) or (
+        _step(model, *how[:3], Prover(prove, "fit()", say)),
+        None if has_own(model, "make_test_function") else test_step(model, chosen, "fit()"),
+    )
+    model.train_function, model.test_function = step, tests
     try:
         history = model.fit(x, y, **arguments)
-        keep(model, how, step)
+        keep(model, how, (step, tests))
         return history
     except TypeError:
         if model.train_function is step:
@@ -87,7 +93,7 @@ def fit(
         fix = "End the training (model.stop_training = True), compile, and call cn.fit again"
         raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
-        model.train_function = None
+        model.train_function = model.test_function = None
 
 
 def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover) -> Any:
@@ -95,11 +101,6 @@ def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, p
     if has_own(model, "train_step"):
         return OwnStep(model, model.train_step, devices, prover)
     return KerasStep(model, devices, sync, mode, prover)
-
-
-def has_own(model: keras.Model, name: str) -> bool:
-    """Whether a model, or its class, has a method of its own in place of Keras's."""
-    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ If it is not, predictions are put together first (see `model.whole_batch`). Whic
 and the masks of outputs tell, and for all others the proof on the first batch.
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -18,8 +17,17 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
 from colonnade.run.model.metrics import DeferredMetrics
-from colonnade.run.model.training_step import BATCH, all_metrics
-from colonnade.run.model.whole_batch import SUM, AddedLosses, gathered, kinds, masks_of, with_masks
+from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
+from colonnade.run.model.whole_batch import (
+    SUM,
+    AddedLosses,
+    gathered,
+    joined,
+    kinds,
+    masks_of,
+    unjoined,
+    with_masks,
+)
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
 from colonnade.run.step.objective import Objective, Share
@@ -48,8 +56,6 @@ class KerasStep:
     ) -> None:
         self._model, self._devices, self._sync, self._mode = model, devices, sync, mode
         self._prover = prover
-        self._takes_training = "training" in inspect.signature(model.call).parameters
-        self._loss_takes_training = "training" in inspect.signature(model.compute_loss).parameters
         self._added = AddedLosses()
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
@@ -139,13 +145,13 @@ class KerasStep:
         return Arguments(batch, {}, BATCH).size("fit()") or 0
 
     def _predict(self, x: Any, rows: int, training: bool) -> Any:
-        prediction = self._model(x, training=training) if self._takes_training else self._model(x)
+        prediction = self._model(x, **if_taken(self._model.call, training=training))
         if self._several:
-            check("fit()", _unjoined(prediction, rows))
+            check("fit()", unjoined(prediction, rows))
         return prediction
 
     def _total(self, x: Any, y: Any, prediction: Any, weight: Any, training: bool) -> Any:
-        options = {"training": training} if self._loss_takes_training else {}
+        options = if_taken(self._model.compute_loss, training=training)
         loss = self._model.compute_loss(x, y, prediction, weight, **options)
         self._check_scalar(loss)
         return loss
@@ -207,10 +213,10 @@ class KerasStep:
     def _guilty(self, look: InSlices) -> tuple[str, Any]:
         """A layer that adds neither a mean nor a sum, or what says how the loss is computed."""
         (whole,), parts = ([_added(share) for share in shares] for shares in (look.whole_shares, look.shares))
-        for name, value, own in zip(self._added.names, whole, zip(*parts, strict=True), strict=False):
+        for layer, value, own in zip(self._added.layers, whole, zip(*parts, strict=True), strict=False):
             mean = float(np.average(own, weights=look.counts))
             if min(abs(value - mean), abs(value - sum(own))) > 1e-4 * abs(value):
-                return "add_loss", name
+                return "add_loss", layer.name
         return self._source()
 
     def _more(self, shares: Sequence[Share], batch: Arguments) -> Values:
@@ -218,7 +224,7 @@ class KerasStep:
         outputs = [share.outputs for share in shares]
         values = {
             f"prediction{path}": dense(leaf)
-            for path, leaf in flatten(_joined([one[0] for one in outputs]))
+            for path, leaf in flatten(joined([one[0] for one in outputs]))
             if leaf is not None
         }
         metrics = all_metrics(self._model)
@@ -234,7 +240,7 @@ class KerasStep:
 
     @property
     def _own_loss(self) -> bool:
-        return getattr(self._model.compute_loss, "__func__", None) is not keras.Model.compute_loss
+        return has_own(self._model, "compute_loss")
 
     def _source(self) -> tuple[str, Any]:
         """What says how the loss is computed."""
@@ -249,9 +255,9 @@ class KerasStep:
             rule = "has a mask at its output, so slices with more masked would count too much"
             yield Problem("model", self._model.name, rule, fix)
         elif not isinstance(self._sync, Synchronous):
-            names = zip(self._added.names, self._added.kinds, strict=False)
+            added = zip(self._added.layers, self._added.kinds, strict=False)
             rule = "is a sum over the examples of a batch, so each slice would count too little"
-            yield Problem("add_loss", next(name for name, kind in names if kind == SUM), rule, fix)
+            yield Problem("add_loss", next(layer.name for layer, kind in added if kind == SUM), rule, fix)
 
     def _trained(self, used: Sequence[tf.Variable]) -> list[tf.Variable]:
         trained = {variable.value.ref() for variable in self._model.trainable_variables}
@@ -270,7 +276,7 @@ class KerasStep:
             noted, counts = noted[:1], counts[:1]
         self._deferred.make(noted, counts)
         all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
-        prediction = with_masks(_joined(predictions), _joined(masks))
+        prediction = with_masks(joined(predictions), joined(masks))
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 
 
@@ -301,24 +307,6 @@ def _is_quotient(loss: Any) -> bool:
     if isinstance(loss, QUOTIENTS):
         return loss.axis is None or 0 in tf.nest.flatten(loss.axis)
     return loss in QUOTIENTS_OF_ALL
-
-
-def _unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
-    """Outputs of a model that are not one for each example, so that those of slices cannot be joined."""
-    for i, output in enumerate(tf.nest.flatten(prediction)):
-        shape = None if output is None else tuple(output.shape)
-        if shape is not None and (not shape or shape[0] not in (None, rows)):
-            what = "a number" if not shape else f"of shape {shape}"
-            rule = f"is {what} for a slice of {rows} examples, whose first dim must be that of the examples"
-            fix = "Return one value for each example, or train on one device: devices=1"
-            yield Problem("output of the model", i, rule, fix)
-
-
-def _joined(predictions: Sequence[Any]) -> Any:
-    """The prediction for a batch, from those for its slices. A model may give none."""
-    return tf.nest.map_structure(
-        lambda *parts: None if parts[0] is None else tf.concat(parts, axis=0), *predictions
-    )
 
 
 def _added(share: Share) -> list[float]:
