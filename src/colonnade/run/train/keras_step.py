@@ -6,6 +6,7 @@ and the masks of outputs tell, and for all others the proof on the first batch.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
 from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
+from colonnade.run.model.user_line import Failures
 from colonnade.run.model.whole_batch import (
     SUM,
     AddedLosses,
@@ -61,7 +63,7 @@ class KerasStep:
         # Whether every replica computes the loss of the whole batch.
         known = self._several and isinstance(sync, Synchronous)
         self._gathers = known and any(of_slices(model.loss))
-        self._examined = False
+        self._examined, self._failures = False, Failures()
         # What the loss does to metrics; Keras has built them all by the first step.
         self._deferred = DeferredMetrics([])
         self._measured = tf.function(self._measure, autograph=False)
@@ -111,7 +113,7 @@ class KerasStep:
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _loss(self, x: Any, y: Any, weight: Any, positions: Any = None, batch: Any = None) -> Any:
-        with remembered():
+        with remembered(), self._failures.noted():
             return self._losses(x, y, weight, positions, batch, training=True)
 
     @tf.autograph.experimental.do_not_convert
@@ -178,14 +180,16 @@ class KerasStep:
 
     def _settled(self, batch: Arguments) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
-        self._engine.prepare(batch)
+        counts, device = self._engine.cut(batch), self._devices[0]
+        whole = partial(self._engine.traces.of_one_device, batch)
+        with self._failures.told("fit()", self._model.name, counts, whole):
+            self._engine.prepare(batch)
         if (self._masked or SUM in self._added.kinds) and not self._gathers:
             check("fit()", self._uncounted())
             self._gathers = True
             return False
         if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
             return True
-        counts, device = self._engine.cut(batch), self._devices[0]
         trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
         known = self._kinds(trained)
         if known != self._added.kinds:

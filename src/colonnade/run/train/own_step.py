@@ -5,6 +5,7 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
 from colonnade.run.batch.widths import Widths
 from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.model.training_step import all_metrics
+from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
@@ -46,7 +48,7 @@ class OwnStep:
         self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
         self._traces = TraceCache(self._traced, devices)
         self._graphs: dict[Hashable, Any] = {}
-        self._widths = Widths()
+        self._widths, self._failures = Widths(), Failures()
         self._examined = len(devices) == 1
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
@@ -82,7 +84,7 @@ class OwnStep:
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _replica(self, data: Any, positions: Any, total: int) -> Any:
         scope = ReplicaScope(positions.shape[0], total, positions)
-        with remembered(), scope.entered(all_metrics(self._model)):
+        with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
         self.names = [name for name, _ in scope.gradients]
         return logs, [gradient for _, gradient in scope.gradients]
@@ -90,9 +92,9 @@ class OwnStep:
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
         counts = self.counts(batch)
-        found = [
-            self._traces.of_replica(batch.resized(count), i, len(counts)) for i, count in enumerate(counts)
-        ]
+        with self._failures.told("fit()", self._model.name, counts, partial(self.whole, batch)):
+            parts = [batch.resized(count) for count in counts]
+            found = [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
         check("fit()", problems(found))
         for i, traced in enumerate(found):
             self.copies.bindings(i, traced)
