@@ -11,12 +11,14 @@ from colonnade.run.move.reduce import star
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import trace
+from colonnade.run.variables.replica_copies import ReplicaCopies
 
+DEVICES = ["/device:CPU:0", "/device:CPU:1"]
 X = tf.constant([1.0, 2.0, 6.0])
 
 
 def on_two(step, metrics=()):
-    """The first results of replicas with 2 and 1 of three examples, in the variables of one."""
+    """The results of replicas with 2 and 1 of three examples; the first has the variables themselves."""
 
     def replica(x, positions):
         scope = ReplicaScope(x.shape[0], 3, positions)
@@ -27,7 +29,9 @@ def on_two(step, metrics=()):
     replica = tf.autograph.experimental.do_not_convert(replica)
     slices = [(X[:2], tf.constant([0, 1])), (X[2:], tf.constant([2]))]
     traces = [trace(replica, *each) for each in slices]
-    found = call_with_sums(traces, ["CPU:0", "CPU:0"], slices, [{}, {}], star(2))
+    copies = ReplicaCopies(DEVICES)
+    bound = [copies.bindings(i, traced) for i, traced in enumerate(traces)]
+    found = call_with_sums(traces, DEVICES, slices, bound, star(2))
     return [traced.pack(leaves) for traced, leaves in zip(traces, found, strict=True)]
 
 
@@ -44,9 +48,9 @@ def test_gradients_are_added_by_size_before_they_are_applied_and_once():
     found = on_two(step)
     for _, (gradient,) in found:
         assert float(gradient) == pytest.approx(3.0)
-    assert float(w) == pytest.approx(5.0 - 2 * 3.0)  # both replicas were given the same variable here
+    assert float(w) == pytest.approx(5.0 - 3.0)
     optimizer.apply([tf.constant(1.0)], [w])  # is Keras's again
-    assert float(w) == pytest.approx(-2.0)
+    assert float(w) == pytest.approx(1.0)
 
 
 def test_rows_of_a_table_are_those_of_all_examples_in_their_order():
@@ -91,7 +95,7 @@ def test_metrics_are_given_what_the_whole_batch_gives():
     on_two(step, [mean, squares, weighted])
     assert float(mean.result()) == pytest.approx(3.0)
     assert float(squares.result()) == pytest.approx((1 + 4 + 36) / 3)
-    assert [float(v) for v in weighted.variables] == pytest.approx([2 * 3 * 3.0, 2 * 3])
+    assert [float(v) for v in weighted.variables] == pytest.approx([3 * 3.0, 3])
     mean.update_state(1.0)  # is Keras's again
 
 

@@ -24,17 +24,21 @@ def in_slices(loss, *batch, counts=(4, 4, 3)):
     def trace(part):
         return Objective(loss, part, keras.optimizers.SGD().scale_loss, None, not_frozen)
 
-    return InSlices.of(trace, counts, Arguments(batch, {}), "/device:CPU:0")
+    return InSlices.traced(trace, counts, Arguments(batch, {}), "/device:CPU:0")
 
 
 def test_losses_per_example_are_equal_and_tables_are_compared_in_the_rows_that_were_read():
     look = in_slices(squares, X, IDS)
-    assert look.unequal == []
-    assert [row.leaf for row in look.rows] == ["loss", "gradient of Variable:0", "gradient of Variable:0 #2"]
-    assert sorted(v.shape for k, v in look.one.items() if k != "loss") == [(3, 1), (5, 3)]
-    assert max(row.difference for row in look.rows) < 1e-5
-    assert not look.random
-    assert look.silent
+    assert look.look.unequal == []
+    assert [row.leaf for row in look.look.rows] == [
+        "loss",
+        "gradient of Variable:0",
+        "gradient of Variable:0 #2",
+    ]
+    assert sorted(v.shape for k, v in look.look.one.items() if k != "loss") == [(3, 1), (5, 3)]
+    assert max(row.difference for row in look.look.rows) < 1e-5
+    assert not look.look.random
+    assert look.look.silent
 
 
 def test_weighted_losses_are_divided_by_all_weights():
@@ -42,8 +46,8 @@ def test_weighted_losses_are_divided_by_all_weights():
         return Weighted(squares(x, ids), tf.cast(ids, tf.float32)), {"size": squares(x, ids)}
 
     look = in_slices(loss, X, IDS)
-    assert look.unequal == []
-    assert "metric size" in look.one
+    assert look.look.unequal == []
+    assert "metric size" in look.look.one
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,9 @@ def test_weighted_losses_are_divided_by_all_weights():
 )
 def test_what_is_no_mean_over_examples_differs(loss, summed):
     look = in_slices(loss, X, IDS)
-    assert look.unequal[0].leaf == "loss"
+    assert look.look.unequal[0].leaf == "loss"
     assert look.summed == summed
-    assert not look.random
+    assert not look.look.random
 
 
 def test_random_numbers_are_told_apart_and_states_are_put_back():
@@ -70,8 +74,8 @@ def test_random_numbers_are_told_apart_and_states_are_put_back():
 
     before = seed.state.numpy()
     look = in_slices(loss, X, IDS)
-    assert look.unequal
-    assert look.random
+    assert look.look.unequal
+    assert look.look.random
     assert look.changes_states
     np.testing.assert_array_equal(seed.state.numpy(), before)
     assert float(COUNT) == 0.0
@@ -83,7 +87,7 @@ def test_a_difference_in_the_gradient_alone_is_found():
         return tf.identity(x), lambda dy: dy * (1 + 1e-3 * x.shape[0])
 
     look = in_slices(lambda x, ids: tampered(squares(x, ids)), X, IDS)
-    assert {row.leaf for row in look.unequal} == {"gradient of Variable:0", "gradient of Variable:0 #2"}
+    assert {row.leaf for row in look.look.unequal} == {"gradient of Variable:0", "gradient of Variable:0 #2"}
 
 
 def test_what_would_be_seen_twice_is_known():
@@ -91,4 +95,4 @@ def test_what_would_be_seen_twice_is_known():
         tf.print("a batch")
         return squares(x, ids)
 
-    assert not in_slices(loss, X, IDS).silent
+    assert not in_slices(loss, X, IDS).look.silent

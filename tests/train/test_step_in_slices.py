@@ -46,10 +46,10 @@ def test_means_are_equal_sums_are_known_and_nothing_is_left_changed(reduce, equa
     state = [*made.variables, *made.optimizer.variables]
     before = [v.numpy() for v in state]
     found = look(made)
-    assert (not found.unequal) == equal
+    assert (not found.look.unequal) == equal
     assert found.summed == summed
-    assert not found.random
-    assert [row.leaf.split()[0] for row in found.rows] == ["log['loss']", "gradient", "gradient"]
+    assert not found.look.random
+    assert [row.leaf.split()[0] for row in found.look.rows] == ["log['loss']", "gradient", "gradient"]
     for one, other in zip(state, before, strict=True):
         np.testing.assert_array_equal(one.numpy(), other, err_msg=one.path)
 
@@ -57,6 +57,6 @@ def test_means_are_equal_sums_are_known_and_nothing_is_left_changed(reduce, equa
 @pytest.mark.parametrize(("reduce", "summed"), [(ops.mean, False), (ops.sum, True)])
 def test_with_random_numbers_a_sum_is_still_known(reduce, summed):
     found = look(Net(reduce, noise=0.1))
-    assert found.unequal
-    assert found.random
+    assert found.look.unequal
+    assert found.look.random
     assert found.summed == summed

@@ -95,7 +95,7 @@ class AddedLosses:
         self.values.append(tf.stop_gradient(tf.cast(value, tf.float64)))
         if number >= len(self.kinds):
             self.kinds.append(SUM if several else MEAN)
-        return value * tf.cast(factor, value.dtype) if self.kinds[number] == SUM else value
+        return value * tf.constant(factor, value.dtype) if self.kinds[number] == SUM else value
 
 
 def kinds(

@@ -191,16 +191,16 @@ class KerasStep:
         if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
             return True
         trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
-        known = self._kinds(trained)
+        known = self._kinds(trained) if self._added.kinds else []
         if known != self._added.kinds:
             self._added.kinds = known
             return False
-        if self._prover.proved(trained):
+        if self._prover.proved(trained.look):
             return True
-        calm = InSlices.of(self._calm_trace, counts, batch, device, self._more)
+        calm = InSlices.traced(self._calm_trace, counts, batch, device, self._more)
         if self._prover.proved_but_for_training(trained, calm):
             return True
-        alike = calm.random or not any(row.leaf.startswith("prediction") for row in calm.unequal)
+        alike = calm.look.random or not any(row.leaf.startswith("prediction") for row in calm.look.unequal)
         if alike and not self._gathers and isinstance(self._sync, Synchronous):
             self._gathers = True
             return False
@@ -211,13 +211,14 @@ class KerasStep:
         return Objective(self._calm, part, self._model.optimizer.scale_loss, None, self._trained)
 
     def _kinds(self, look: InSlices) -> list[str]:
-        whole, parts = ([_added(share) for share in shares] for shares in (look.whole_shares, look.shares))
-        return kinds(whole[0], parts, look.counts, 1e-6)
+        whole, parts = look.outputs()
+        return kinds(_added(whole), [_added(part) for part in parts], look.counts, 1e-6)
 
     def _guilty(self, look: InSlices) -> tuple[str, Any]:
         """A layer that adds neither a mean nor a sum, or what says how the loss is computed."""
-        (whole,), parts = ([_added(share) for share in shares] for shares in (look.whole_shares, look.shares))
-        for layer, value, own in zip(self._added.layers, whole, zip(*parts, strict=True), strict=False):
+        whole, parts = look.outputs()
+        added = zip(*(_added(part) for part in parts), strict=True)
+        for layer, value, own in zip(self._added.layers, _added(whole), added, strict=False):
             mean = float(np.average(own, weights=look.counts))
             if min(abs(value - mean), abs(value - sum(own))) > 1e-4 * abs(value):
                 return "add_loss", layer.name
@@ -313,5 +314,6 @@ def _is_quotient(loss: Any) -> bool:
     return loss in QUOTIENTS_OF_ALL
 
 
-def _added(share: Share) -> list[float]:
-    return [float(value) for value in share.outputs[4]]
+def _added(outputs: Any) -> list[float]:
+    """What layers added, of what the loss function returns beside the loss."""
+    return [float(value) for value in outputs[4]]

@@ -106,9 +106,14 @@ class OwnStep:
         return self._traces.get(batch.resized(sum(self.counts(batch))))
 
     def _examine(self, batch: Arguments) -> None:
-        if not self._prover.wanted:
-            return
-        self._prover.examine_step(StepInSlices(self, batch), type(self._model).__name__)
+        if self._prover.wanted:
+            name = type(self._model).__name__
+            self._prover.examine_step(StepInSlices(self, batch), partial(self._apart, batch), name)
+
+    def _apart(self, batch: Arguments) -> StepInSlices:
+        """The step as it is now, traced for nobody else's use."""
+        other = OwnStep(self._model, self._step, self.devices, self._prover)
+        return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:
         """The logs of a step, and the graph that makes one."""
@@ -120,7 +125,7 @@ class OwnStep:
         def step(*components: Any) -> Any:
             self.copies.begin()
             before = self.copies.before()
-            results = self.called(traces, batch.with_components(components), self.devices)
+            results = self.called(traces, batch.with_components(components))
             logs = [_tensors(t.pack(leaves)[0]) for t, leaves in zip(traces, results, strict=True)]
             done = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
             with tf.control_dependencies(done):
@@ -132,12 +137,12 @@ class OwnStep:
 
         return structure, concrete(step, *batch.specs())
 
-    def called(self, traces: Sequence[Traced], batch: Arguments, devices: Sequence[str]) -> list[list[Any]]:
+    def called(self, traces: Sequence[Traced], batch: Arguments) -> list[list[Any]]:
         """The leaves that each replica gives for its slice."""
         counts = self.counts(batch)
         parts = [part.components() for part in batch.parts(counts)]
         bound = [self.copies.bindings(i, traced) for i, traced in enumerate(traces)]
-        working = devices[: len(counts)]
+        working = self.devices[: len(counts)]
         order = order_for(working) if len(counts) > 1 else star(1)
         return call_with_sums(traces, working, parts, bound, order)
 

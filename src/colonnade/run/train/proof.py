@@ -1,12 +1,10 @@
 """The proof on the first batch: what several devices compute for it, in slices, against one device.
 
 Before the first update, loss, gradients and metrics of a batch are computed twice, from the traces that the
-training uses: as a whole, and slice by slice and added up as a step does it. Every state is put back. How
-much may differ is found out on one device (see `parallel.tolerance`), where the two are not as good as equal.
+training uses: as a whole, and slice by slice and added up as a step does it. Every state is put back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,29 +15,13 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.move.reduce import star
-from colonnade.run.parallel.gap import dense, gap, largest, nudged
-from colonnade.run.parallel.rounding import coarsest
-from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, noise, scales, unlike
-from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.parallel.gap import dense
+from colonnade.run.parallel.tolerance import Values, unlike
 from colonnade.run.step.objective import Objective, Share
-from colonnade.run.trace.captures import ancestors, nodes
 from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.sync_cut import call_with_sums
-from colonnade.run.trace.traced import Traced
+from colonnade.run.train.look import Look
 from colonnade.run.variables.aggregation import is_random_state
-
-# What a person or a program outside would see once more if a function is run to be looked at.
-SEEN_OUTSIDE = (
-    "PrintV2",
-    "PyFunc",
-    "EagerPyFunc",
-    "PyFuncStateless",
-    "WriteSummary",
-    "WriteScalarSummary",
-    "WriteRawProtoSummary",
-)
-# Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
-DRAWS = 3
 
 # Of what the slices returned beside losses, more to compare: called with the shares and their batch.
 More = Callable[[Sequence[Share], Arguments], Values]
@@ -70,79 +52,49 @@ class InSlices:
     more: More = nothing_more
 
     @classmethod
-    def of(
-        cls, trace: Callable[[Arguments], Objective], counts: Sequence[int], *rest: Any, **more: Any
+    def traced(
+        cls,
+        trace: Callable[[Arguments], Objective],
+        counts: Sequence[int],
+        batch: Arguments,
+        device: str,
+        more: More = nothing_more,
     ) -> "InSlices":
         """With traces of its own, that no training uses."""
-        batch: Arguments = rest[0]
         (whole,) = slice_specs(batch, [sum(counts)])
         made = {count: trace(part) for count, part in zip(counts, slice_specs(batch, counts), strict=True)}
-        return cls(trace(whole), [made[count] for count in counts], counts, *rest, **more)
-
-    @property
-    def silent(self) -> bool:
-        """Whether running it once more is seen by nobody."""
-        return is_silent(self.whole)
+        return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
 
     @cached_property
-    def one(self) -> Values:
-        """What one device computes."""
-        return self._values(self.whole_shares, self.batch)
-
-    @cached_property
-    def whole_shares(self) -> list[Share]:
-        """What it computes, as a slice that is all of the batch."""
-        with self._kept():
-            return self._shares([self.whole], [sum(self.counts)], self.batch)
-
-    @cached_property
-    def several(self) -> Values:
-        """What several compute, added up."""
-        return self._values(self.shares, self.batch)
-
-    @cached_property
-    def shares(self) -> list[Share]:
-        """What each slice adds."""
-        with self._kept():
-            return self._shares(self.parts, self.counts, self.batch)
-
-    @cached_property
-    def rows(self) -> tuple[Comparison, ...]:
-        """Value by value; where one differs, the cause is `slices`: it is for others to find a better one."""
-        size, step = sum(self.counts), self._step
-        gaps = {leaf: gap(value, self.several.get(leaf)) for leaf, value in self.one.items()}
-        rounding = {leaf: step * largest(value) for leaf, value in self.one.items()}
-        if any(gaps[leaf] > margin(step) * rounding[leaf] for leaf in gaps):
-            rounding = self._noise()
-        allowed = {leaf: margin(step) * rounding[leaf] for leaf in gaps}
-        causes = {leaf: "slices" if gaps[leaf] > allowed[leaf] else None for leaf in gaps}
-        return tuple(Comparison(leaf, size, gaps[leaf], allowed[leaf], causes[leaf]) for leaf in gaps)
-
-    @property
-    def unequal(self) -> list[Comparison]:
-        """Those that differ."""
-        return [row for row in self.rows if not row.equal]
-
-    @cached_property
-    def random(self) -> bool:
-        """Whether two runs on one device differ: it draws numbers. Streams go on meanwhile."""
-        allowed = {row.leaf: row.tolerance for row in self.rows}
-        with self._kept():
-            for _ in range(DRAWS):
-                again = self._values(self._shares([self.whole], [sum(self.counts)], self.batch), self.batch)
-                if any(gap(value, again.get(leaf)) > allowed[leaf] for leaf, value in self.one.items()):
-                    return True
-        return False
+    def look(self) -> Look:
+        share = self.whole.structure
+        ends = tf.nest.flatten([share.loss, [g for g in share.gradients if g is not None]], True)
+        written = {v.ref(): v for traced in (self.whole, *self.parts) for v in traced.written}
+        return Look(
+            self.batch,
+            self.whole,
+            tuple(ends),
+            lambda batch: self._values(self._shares([self.whole], [sum(self.counts)], batch), batch),
+            lambda: self._values(self._shares(self.parts, self.counts, self.batch), self.batch),
+            tuple(written.values()),
+        )
 
     @property
     def summed(self) -> bool:
         """Whether the loss of the whole is the sum of the slices' losses, and not their mean."""
-        total = sum(self.counts)
-        own = [float(s.loss) * total / n for s, n in zip(self.shares, self.counts, strict=True)]
-        if self.shares[0].weight is not None:
+        losses, loss = self._losses_of_slices, float(self.look.one["loss"])
+        if losses is None:
             return False
-        loss = float(self.one["loss"])
-        return bool(abs(sum(own) - loss) <= np.sqrt(self._step) * max(abs(loss), *map(abs, own)))
+        return bool(abs(sum(losses) - loss) <= np.sqrt(self.look.step) * max(abs(loss), *map(abs, losses)))
+
+    @cached_property
+    def _losses_of_slices(self) -> list[float] | None:
+        """Those of means, which a step weighs by size; None where weights are said."""
+        with self.look.kept():
+            shares, total = self._shares(self.parts, self.counts, self.batch), sum(self.counts)
+        if shares[0].weight is not None:
+            return None
+        return [float(s.loss) * total / count for s, count in zip(shares, self.counts, strict=True)]
 
     @property
     def changes_states(self) -> bool:
@@ -150,50 +102,13 @@ class InSlices:
         written = [c for c in self.whole.captures if c.variable is not None and c.written]
         return any(not is_random_state(capture) for capture in written)
 
-    @cached_property
-    def _step(self) -> float:
-        """The coarsest step of the floats on the way to loss and gradients."""
-        share = self.whole.structure
-        ends = tf.nest.flatten([share.loss, [g for g in share.gradients if g is not None]], True)
-        return coarsest(ancestors(*(end.op for end in ends)), but=("Placeholder", "Const"))
-
-    def _noise(self) -> dict[str, float]:
-        """What rounding does on one device."""
-        rows, kinds = sum(self.counts), scales(self.one)
-        moved, orders = self._moved(), [self._permuted()]
-        summed = {leaf for leaf in self.one if kind(leaf) != "prediction"}
-        return {
-            leaf: noise(
-                leaf, value, kinds[kind(leaf)], self._step, moved, orders if leaf in summed else (), rows
-            )
-            for leaf, value in self.one.items()
-        }
-
-    def _moved(self) -> list[Values]:
-        """With the last digits of all floats moved, those of inputs and of variables."""
-        rng, step = np.random.default_rng(0), self._step
-        floats = [v for v in self.whole.variables if v.dtype.is_floating]
-        found = []
-        with self._kept(*floats):
-            before = [(variable, variable.numpy()) for variable in floats]
-            for _ in range(MOVES):
-                values = [
-                    nudged(leaf.value, step, rng) if _is_float(leaf.value) else leaf.value
-                    for leaf in self.batch.leaves
-                ]
-                for variable, value in before:
-                    variable.assign(nudged(value, step, rng))
-                batch = self.batch.with_values(values)
-                found.append(self._values(self._shares([self.whole], [sum(self.counts)], batch), batch))
-        return found
-
-    def _permuted(self) -> Values:
-        """With the examples in another order."""
-        rows = sum(self.counts)
-        order = np.random.default_rng(0).permutation(rows)
-        batch = self.batch.rows(order)
-        with self._kept():
-            return self._values(self._shares([self.whole], [rows], batch), batch)
+    def outputs(self) -> tuple[Any, list[Any]]:
+        """What else the function returned: for the whole, and for each slice."""
+        with self.look.kept():
+            (whole,) = self._shares([self.whole], [sum(self.counts)], self.batch)
+        with self.look.kept():
+            parts = self._shares(self.parts, self.counts, self.batch)
+        return whole.outputs, [share.outputs for share in parts]
 
     def _shares(self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments) -> list[Share]:
         parts = [part.components() for part in slices(batch, counts)]
@@ -235,23 +150,6 @@ class InSlices:
     def _looked_up(self) -> dict[int, np.ndarray]:
         return {}
 
-    @contextmanager
-    def _kept(self, *more: tf.Variable) -> Any:
-        """Puts back what the function writes, and some variables more."""
-        written = [v for traced in (self.whole, *self.parts) for v in traced.written]
-        before = {id(v): (v, tf.identity(v)) for v in (*written, *more)}
-        try:
-            yield
-        finally:
-            for variable, value in before.values():
-                variable.assign(value)
-
-
-def is_silent(traced: Traced) -> bool:
-    """Whether running a trace once more is seen by nobody."""
-    graph = traced.concrete.graph.as_graph_def()
-    return not any(node.op in SEEN_OUTSIDE for node in nodes(graph))
-
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:
     total = np.sum([dense(p) if isinstance(p, tf.Tensor) else p for p in parts], axis=0)
@@ -261,7 +159,3 @@ def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:
 def _name(variable: tf.Variable) -> str:
     known = keras_variable(variable)
     return variable.name if known is None else str(known.path)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating

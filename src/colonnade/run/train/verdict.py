@@ -6,6 +6,7 @@ what happens only in training (dropout, statistics of a batch) is not there with
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -21,10 +22,13 @@ from colonnade.run.parallel.verify_report import Comparison
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
 from colonnade.run.trace.keras_owner import layer_of
+from colonnade.run.trace.traced import Traced
+from colonnade.run.train.look import Look
 from colonnade.run.train.proof import InSlices, More, nothing_more
 from colonnade.run.train.step_in_slices import StepInSlices
 
 Trace = Callable[[Arguments], Objective]
+Found = InSlices | StepInSlices
 
 TOO_LARGE = "not proved on the first batch: it is too large for one device"
 GO_ON = 'prove="warn" goes on all the same'
@@ -68,26 +72,26 @@ class Prover:
         self._say(TOO_LARGE)
         return False
 
-    def proved(self, trained: InSlices | StepInSlices) -> bool:
+    def proved(self, look: Look) -> bool:
         """Whether nothing differs; then it is said."""
-        if not trained.silent:
+        if not look.silent:
             self._say("not proved on the first batch: the loss prints, writes summaries or calls Python")
             return True
         try:
-            if trained.unequal:
+            if look.unequal:
                 return False
         except tf.errors.ResourceExhaustedError:
             self._say(TOO_LARGE)
             return True
-        self._say(f"proved on the first batch: {_largest(trained.rows)}")
+        self._say(f"proved on the first batch: {_largest(look.rows)}")
         return True
 
-    def proved_but_for_training(self, trained: InSlices, calm: InSlices) -> bool:
+    def proved_but_for_training(self, trained: Found, calm: Found) -> bool:
         """Whether what differs is there only in training: random numbers, or statistics that it keeps."""
-        if calm.unequal or not (trained.random or trained.changes_states):
+        if calm.look.unequal or not (trained.look.random or trained.changes_states):
             return False
-        what = "random numbers" if trained.random else "statistics of the slices"
-        self._say(f"proved on the first batch, without the {what} of training: {_largest(calm.rows)}")
+        what = "random numbers" if trained.look.random else "statistics of the slices"
+        self._say(f"proved on the first batch, without the {what} of training: {_largest(calm.look.rows)}")
         return True
 
     def random(self) -> None:
@@ -107,31 +111,34 @@ class Prover:
         if len(counts) < 2 or not self.fits(engine.traces, batch):
             return
         trained = self.in_training(engine.traces, batch, counts)
-        if self.proved(trained):
+        if self.proved(trained.look):
             return
         calm = _without_training(trained, trace)
         if calm is None or not self.proved_but_for_training(trained, calm):
             self.refuse(trained, calm, ("loss", name))
 
-    def examine_step(self, look: StepInSlices, name: str) -> None:
-        """Prove what a step of a model's own does; raise, if it is not the same on several devices."""
-        if self.proved(look):
+    def examine_step(self, trained: StepInSlices, again: Callable[[], StepInSlices], name: str) -> None:
+        """Prove what a step of a model's own does; raise, if it is not the same on several devices.
+
+        `again` traces it once more, as it is by then.
+        """
+        if self.proved(trained.look):
             return
-        source = ("train_step", name)
-        if not look.random and look.changes_states:
-            self._say("not proved on the first batch: it keeps statistics, which are those of the slices")
-        elif look.random and not look.summed:
+        norms = _norms(trained.whole)
+        calm = None
+        if norms and not trained.look.random:
+            with _frozen(norms):
+                calm = again()
+        if calm is None or not self.proved_but_for_training(trained, calm):
+            self.refuse(trained, calm, ("train_step", name))
+
+    def refuse(self, trained: Found, calm: Found | None, source: tuple[str, Any]) -> None:
+        """Say what differs and why, unless that is because of random numbers."""
+        found = trained if calm is None else calm
+        if found.look.random and not (isinstance(found, StepInSlices) and found.summed):
             self.random()
         else:
-            self._told(_problem(look, source))
-
-    def refuse(self, trained: InSlices, calm: InSlices | None, source: tuple[str, Any]) -> None:
-        """Say what differs and why, unless that is because of random numbers."""
-        look = trained if calm is None else calm
-        if look.random:
-            self.random()
-            return
-        self._told(_problem(look, source))
+            self._told(_problem(found, source))
 
     def _told(self, problem: Problem) -> None:
         if not self._warns:
@@ -145,21 +152,31 @@ def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
     if any(leaf.path == "training" and leaf.role == "fixed" for leaf in leaves):
         values = [False if leaf.path == "training" else leaf.value for leaf in leaves]
         batch = trained.batch.with_values(values)
-        return InSlices.of(trace, trained.counts, batch, trained.device)
-    norms = [layer for layer in map(layer_of, trained.whole.written) if _is_norm(layer)]
+        return InSlices.traced(trace, trained.counts, batch, trained.device)
+    norms = _norms(trained.whole)
     if not norms:
         return None
+    with _frozen(norms):
+        return InSlices.traced(trace, trained.counts, trained.batch, trained.device)
+
+
+def _norms(traced: Traced) -> list[Any]:
+    """Batch normalisations whose statistics are those of the slice."""
+    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    norm = keras.layers.BatchNormalization
+    return [layer for layer in layers.values() if isinstance(layer, norm) and not layer.synchronized]
+
+
+@contextmanager
+def _frozen(norms: Sequence[Any]) -> Iterator[None]:
+    """While they do as without training: they take the moving averages."""
     for layer in norms:
-        layer.trainable = False  # as it is when it does not train: with the moving averages
+        layer.trainable = False
     try:
-        return InSlices.of(trace, trained.counts, trained.batch, trained.device)
+        yield
     finally:
         for layer in norms:
             layer.trainable = True
-
-
-def _is_norm(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
 
 
 def _largest(rows: Sequence[Comparison]) -> str:
@@ -168,16 +185,17 @@ def _largest(rows: Sequence[Comparison]) -> str:
     return f"largest difference {worst.difference:.1g}, allowed {worst.tolerance:.1g} ({worst.leaf})"
 
 
-def _problem(look: InSlices | StepInSlices, source: tuple[str, Any]) -> Problem:
+def _problem(found: Found, source: tuple[str, Any]) -> Problem:
     """In the words of what was found: the first value that differs, and what shows why."""
-    worst = next((row for row in look.unequal if row.leaf.startswith("prediction")), look.unequal[0])
+    unequal = found.look.unequal
+    worst = next((row for row in unequal if row.leaf.startswith("prediction")), unequal[0])
     seen = f"{worst.leaf} differs by {worst.difference:.2g} from one device on the first batch, and "
     seen += f"{worst.tolerance:.1g} is rounding"
     if worst.leaf.startswith("prediction"):
         rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
         fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
         return Problem("model", source[1], rule, fix)
-    if look.summed:
+    if found.summed:
         rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
         fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"
     else:
