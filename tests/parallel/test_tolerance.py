@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from colonnade.run.parallel.tolerance import CANCELLED, margin, noise, scales, unlike
+from colonnade.run.parallel.tolerance import CANCELLED, margin, most_noise, noise, scales, unlike
 
 STEP = 2.0**-23
 
@@ -31,6 +31,14 @@ def test_another_order_counts_up_to_the_root_of_how_many_are_added():
     for moved, allowed in ((3 * STEP, 3 * STEP), (30 * STEP, 4 * STEP)):
         orders = [{"loss": expected + moved}]
         assert noise("loss", expected, 1.0, STEP, [], orders, rows=16) == pytest.approx(allowed)
+
+
+def test_no_noise_is_more_than_the_most():
+    expected = np.array([1.0])
+    orders = [{"loss": expected + 1.0}]
+    for moved in (1e-6, 3e-4, 1.0):
+        found = noise("loss", expected, 1.0, STEP, [{"loss": expected + moved}], orders, rows=16)
+        assert found <= most_noise(expected, 1.0, STEP, rows=16)
 
 
 def test_kinds_have_scales_and_halves_more_room():

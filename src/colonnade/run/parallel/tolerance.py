@@ -60,14 +60,18 @@ def noise(
         orders: of a sum over the batch, all results with other orders of the examples.
         rows: how many examples there are.
     """
-    scale = largest(expected)
-    ceiling = max(np.sqrt(step) * scale, CANCELLED * step * of_kind)
+    scale, ceiling = largest(expected), most_noise(expected, of_kind, step)
     responses = [gap(expected, other.get(leaf)) for other in moved]
     seen = max([step * scale, *(d for d in responses if d <= ceiling)])
     if not orders:
         return seen
     # The rounding of a sum grows with the root of how many are added.
     return max(seen, min(seen * np.sqrt(rows), max(gap(expected, other.get(leaf)) for other in orders)))
+
+
+def most_noise(expected: np.ndarray, of_kind: float, step: float, rows: int = 1) -> float:
+    """The most that rounding is believed to do to a result that is a sum over so many examples."""
+    return float(max(np.sqrt(step) * largest(expected), CANCELLED * step * of_kind) * np.sqrt(rows))
 
 
 def kind(leaf: str) -> str:

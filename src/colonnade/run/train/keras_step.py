@@ -106,6 +106,8 @@ class KerasStep:
 
     def _arguments(self, x: Any, y: Any, weight: Any) -> Arguments:
         plain = Arguments((x, y, weight), {}, BATCH)
+        if self._several:
+            check("fit()", _uncut(plain))
         if not self._gathers:
             return plain
         positions = tf.range(plain.size("fit()"))
@@ -301,6 +303,16 @@ def of_slices(loss: Any) -> Iterator[Problem]:
         if isinstance(one, PAIRWISE) or one in PAIRWISE_NAMES:
             rule = "compares all examples of a batch with each other, and a slice has only some of them"
             yield Problem("loss", name_of(one), rule, "Use cn.Synchronous(), the default")
+
+
+def _uncut(batch: Arguments) -> Iterator[Problem]:
+    """Inputs with different numbers of rows, as those of a batch that is one graph."""
+    sizes = {leaf.path: leaf.size() for leaf in batch.split}
+    if len(set(sizes.values()) - {None}) > 1:
+        rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
+        rule += "cannot be cut into slices"
+        fix = "Train on one device: devices=1; or pad every example's part to one size, with a mask"
+        yield Problem("inputs", sizes, rule, fix)
 
 
 def name_of(loss: Any) -> Any:

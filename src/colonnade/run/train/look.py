@@ -16,7 +16,7 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments
 from colonnade.run.parallel.gap import gap, largest, nudged
 from colonnade.run.parallel.rounding import coarsest
-from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, noise, scales
+from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, most_noise, noise, scales
 from colonnade.run.parallel.verify_report import Comparison
 from colonnade.run.trace.captures import ancestors, nodes
 from colonnade.run.trace.traced import Traced
@@ -80,7 +80,11 @@ class Look:
         gaps = {leaf: gap(value, self.several.get(leaf)) for leaf, value in self.one.items()}
         rounding = {leaf: self.step * largest(value) for leaf, value in self.one.items()}
         if any(gaps[leaf] > margin(self.step) * rounding[leaf] for leaf in gaps):
-            rounding = self._noise()
+            kinds = scales(self.one)
+            most = {k: most_noise(v, kinds[kind(k)], self.step, self.size) for k, v in self.one.items()}
+            # What no rounding can be needs no finding out.
+            beyond = any(gaps[leaf] > margin(self.step) * most[leaf] for leaf in gaps)
+            rounding = most if beyond else self._noise(kinds)
         allowed = {leaf: margin(self.step) * rounding[leaf] for leaf in gaps}
         causes = {leaf: "slices" if gaps[leaf] > allowed[leaf] else None for leaf in gaps}
         return tuple(Comparison(leaf, self.size, gaps[leaf], allowed[leaf], causes[leaf]) for leaf in gaps)
@@ -112,10 +116,9 @@ class Look:
         ops = [end.op for end in self.ends if end.dtype.is_floating]
         return coarsest(ancestors(*ops), but=("Placeholder", "Const"))
 
-    def _noise(self) -> dict[str, float]:
+    def _noise(self, kinds: dict[str, float]) -> dict[str, float]:
         """What rounding does on one device."""
-        moved, orders, kinds = self._moved(), [self._permuted()], scales(self.one)
-        found = {}
+        moved, orders, found = self._moved(), [self._permuted()], {}
         for leaf, value in self.one.items():
             others = () if kind(leaf).startswith(BY_EXAMPLE) else orders
             found[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
