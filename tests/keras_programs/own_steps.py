@@ -19,9 +19,9 @@ def dense(*widths, activation="tanh"):
 class Guide(keras.Model):
     """The guide's step: forward, loss, gradient, apply, metrics that were compiled."""
 
-    def __init__(self):
+    def __init__(self, *widths):
         super().__init__()
-        self.net = dense(6, 8, 2)
+        self.net = dense(*(widths or (6, 8, 2)))
 
     def call(self, x, training=False):
         return self.net(x)
@@ -253,9 +253,8 @@ class Looks(Guide):
     """Ids that are looked up, by an adaptive optimizer, which sees how often a row comes."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(4, 2)
         self.table = layers.Embedding(7, 4)
-        self.net = dense(4, 2)
 
     def call(self, x, training=False):
         return self.net(ops.mean(self.table(x), axis=1))

@@ -276,7 +276,9 @@ def several_steps_per_execution():
 
 def regularised_and_constrained():
     inner = (
-        layers.Dense(8, "relu", kernel_regularizer="l1_l2", activity_regularizer="l2"),
+        layers.Dense(
+            8, "relu", kernel_regularizer=keras.regularizers.L1L2(0.01, 0.01), activity_regularizer="l2"
+        ),
         layers.Dense(2, kernel_constraint="unit_norm"),
     )
     return compiled(stack(*inner)), (FLAT, TARGET)
@@ -289,7 +291,8 @@ def frozen_layers():
 
 
 def imbalanced_classes():
-    metrics = [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.Recall()]
+    kinds = keras.metrics.AUC, keras.metrics.Precision, keras.metrics.Recall
+    metrics = [kind(name=kind.__name__.lower()) for kind in kinds]
     made = stack(layers.Dense(8, "relu"), layers.Dense(1, "sigmoid"))
     return (
         compiled(made, "binary_crossentropy", metrics=metrics),
@@ -318,7 +321,7 @@ def time_series():
 
 
 def many_widths():
-    made = stack(layers.Embedding(9, 4), layers.LSTM(3), layers.Dense(2), given=(None,), dtype="int64")
+    made = stack(layers.Embedding(10, 4), layers.LSTM(3), layers.Dense(2), given=(None,), dtype="int64")
     batches = [(IDS[:8, :width] + 1, TARGET[:8]) for width in (3, 7, 5, 4)]
     kinds = tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, 2], tf.float64)
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=kinds)
