@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from own_steps import FLAT, LABELS, TARGET, Guide, dense
-from plain_steps import IMAGES, compiled, stack
+from keras_programs.own_steps import FLAT, LABELS, TARGET, Guide, dense
+from keras_programs.plain_steps import IMAGES, compiled, stack
 
 
 class Contracts(layers.Layer):

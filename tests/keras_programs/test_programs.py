@@ -4,23 +4,14 @@ All is float64, so that a difference is a mistake and not rounding: 1e-9 of the 
 make slices of 3, 3, 2 and 2 on four devices, and the last batch has 4 examples.
 """
 
-import os
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from families import kept
+from keras_programs import own_steps, plain_steps, refused
 
 import colonnade as cn
-
-sys.path.insert(0, os.fspath(Path(__file__).parent))
-
-import own_steps
-import plain_steps
-import refused
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL
 TOLERANCE = 1e-9

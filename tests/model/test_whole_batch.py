@@ -43,14 +43,15 @@ def test_masks_are_found_and_put_on():
 
 def test_a_sum_over_a_slice_counts_as_in_the_sum_over_the_batch():
     """The mean over slices weighs each by its size, which a sum is multiplied by the inverse of."""
-    layer, added = keras.layers.Dense(1), AddedLosses([SUM])
+    layer = keras.layers.Dense(1, name="adds")
+    added = AddedLosses({("adds", 0): SUM})
     with added.noted(rows=2, total=8):
         layer.add_loss(tf.constant(3.0))
         layer.add_loss(tf.constant([1.0, 2.0]))  # Keras adds these up
         layer.add_loss(tf.constant(5.0))
     assert [float(v) for v in layer.losses] == [12.0, 12.0, 5.0]
     assert [float(v) for v in added.values] == [3.0, 3.0, 5.0]
-    assert added.kinds == [SUM, SUM, MEAN]
+    assert added.kinds == {("adds", 0): SUM, ("adds", 1): SUM, ("adds", 2): MEAN}
     assert added.layers == [layer] * 3
 
 

@@ -53,20 +53,22 @@ class AddedLosses:
     """A scope in which `add_loss` of layers is noted, and adds what counts right in the mean over slices.
 
     Args:
-        kinds: for each call whether the loss is a mean or a sum over the slice, as far as that is known.
+        kinds: by layer and number of its call, whether it adds a mean or a sum over the slice; where that is
+            not known, a number is a mean, and one value per example a sum.
         adds: whether layers get to add anything, or it is only noted.
     """
 
-    def __init__(self, kinds: Sequence[str] = (), *, adds: bool = True) -> None:
-        self.kinds, self._adds = list(kinds), adds
+    def __init__(self, kinds: Mapping[tuple[str, int], str] | None = None, *, adds: bool = True) -> None:
+        self.kinds, self._adds = dict(kinds or {}), adds
         self.values: list[Any] = []  # the loss of each call
         self.layers: list[Any] = []  # the layer of each call
+        self.calls: list[tuple[str, int]] = []  # its name, and how often it has added something before
         self._graph: Any = None
 
     @contextmanager
     def noted(self, rows: int, total: int) -> Iterator["AddedLosses"]:
         """While a model is called on a slice of so many rows, of a batch of `total`."""
-        self.values, self.layers = [], []
+        self.values, self.layers, self.calls = [], [], []
         self._graph = tf.compat.v1.get_default_graph()
         original = keras.layers.Layer.add_loss
 
@@ -87,15 +89,15 @@ class AddedLosses:
             keras.layers.Layer.add_loss = original
 
     def _added(self, layer: Any, loss: Any, factor: float) -> Any:
-        number = len(self.values)
+        call = layer.name, self.layers.count(layer)
         self.layers.append(layer)
+        self.calls.append(call)
         # One value per example, which Keras adds up.
         several = loss.shape.rank != 0
         value = tf.reduce_sum(loss) if several else loss
         self.values.append(tf.stop_gradient(tf.cast(value, tf.float64)))
-        if number >= len(self.kinds):
-            self.kinds.append(SUM if several else MEAN)
-        return value * tf.constant(factor, value.dtype) if self.kinds[number] == SUM else value
+        kind = self.kinds.setdefault(call, SUM if several else MEAN)
+        return value * tf.constant(factor, value.dtype) if kind == SUM else value
 
 
 def kinds(

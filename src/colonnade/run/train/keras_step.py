@@ -58,7 +58,7 @@ class KerasStep:
     ) -> None:
         self._model, self._devices, self._sync, self._mode = model, devices, sync, mode
         self._prover = prover
-        self._added = AddedLosses()
+        self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
         known = self._several and isinstance(sync, Synchronous)
@@ -174,7 +174,7 @@ class KerasStep:
 
     def _examine(self, x: Any, y: Any, weight: Any) -> None:
         """Before anything is trained: find out how the loss is computed by slices, and prove it."""
-        if (self._rows(x, y, weight)) < 2:
+        if self._rows(x, y, weight) < 2:
             return
         while not self._settled(self._arguments(x, y, weight)):
             self._begin()
@@ -186,17 +186,18 @@ class KerasStep:
         whole = partial(self._engine.traces.of_one_device, batch)
         with self._failures.told("fit()", self._model.name, counts, whole):
             self._engine.prepare(batch)
-        if (self._masked or SUM in self._added.kinds) and not self._gathers:
+        if (self._masked or SUM in self._added.kinds.values()) and not self._gathers:
             check("fit()", self._uncounted())
             self._gathers = True
             return False
         if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
             return True
         trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
-        known = self._kinds(trained) if self._added.kinds else []
-        if known != self._added.kinds:
-            self._added.kinds = known
-            return False
+        if self._added.calls and not self._knows_kinds:
+            self._knows_kinds, before = True, dict(self._added.kinds)
+            self._added.kinds |= self._kinds(trained)
+            if self._added.kinds != before:
+                return False
         if self._prover.proved(trained.look):
             return True
         calm = InSlices.traced(self._calm_trace, counts, batch, device, self._more)
@@ -212,9 +213,11 @@ class KerasStep:
     def _calm_trace(self, part: Arguments) -> Objective:
         return Objective(self._calm, part, self._model.optimizer.scale_loss, None, self._trained)
 
-    def _kinds(self, look: InSlices) -> list[str]:
+    def _kinds(self, look: InSlices) -> dict[tuple[str, int], str]:
+        """Whether layers add sums or means, told from the batch and its slices."""
         whole, parts = look.outputs()
-        return kinds(_added(whole), [_added(part) for part in parts], look.counts, 1e-6)
+        known = kinds(_added(whole), [_added(part) for part in parts], look.counts, 1e-6)
+        return dict(zip(self._added.calls, known, strict=True))
 
     def _guilty(self, look: InSlices) -> tuple[str, Any]:
         """A layer that adds neither a mean nor a sum, or what says how the loss is computed."""
@@ -262,9 +265,9 @@ class KerasStep:
             rule = "has a mask at its output, so slices with more masked would count too much"
             yield Problem("model", self._model.name, rule, fix)
         elif not isinstance(self._sync, Synchronous):
-            added = zip(self._added.layers, self._added.kinds, strict=False)
+            sums = [name for (name, _), kind in self._added.kinds.items() if kind == SUM]
             rule = "is a sum over the examples of a batch, so each slice would count too little"
-            yield Problem("add_loss", next(layer.name for layer, kind in added if kind == SUM), rule, fix)
+            yield Problem("add_loss", sums[0], rule, fix)
 
     def _trained(self, used: Sequence[tf.Variable]) -> list[tf.Variable]:
         trained = {variable.value.ref() for variable in self._model.trainable_variables}

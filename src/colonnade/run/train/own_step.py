@@ -120,7 +120,7 @@ class OwnStep:
         traces, counts = self.traces(batch), self.counts(batch)
         shares = [count / sum(counts) for count in counts]
         structure = traces[0].structure[0]
-        of_slices = [any(local_outputs(t)[:n]) for t in traces[:1] for n in [len(_tensors(structure))]]
+        of_slices = any(local_outputs(traces[0])[: len(_tensors(structure))])
 
         def step(*components: Any) -> Any:
             self.copies.begin()
@@ -131,7 +131,7 @@ class OwnStep:
             with tf.control_dependencies(done):
                 ops = self.copies.settle(shares, before)
             with tf.control_dependencies(ops):
-                if not any(of_slices):
+                if not of_slices:
                     return [tf.identity(leaf) for leaf in logs[0]]
                 return [_mean(each, shares) for each in zip(*logs, strict=True)]
 
