@@ -108,3 +108,19 @@ def test_a_metric_of_what_has_no_sum_is_refused():
 
     with pytest.raises(InvalidArgument, match="of which the whole batch has no sum"):
         on_two(step, [metric])
+
+
+def test_apply_in_a_branch_is_refused():
+    w = keras.Variable(5.0)
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([w])
+
+    def step(x):
+        def apply():
+            optimizer.apply([tf.reduce_mean(x)], [w])
+            return tf.constant(0)
+
+        return tf.cond(x[0] > 0, apply, lambda: tf.constant(1))
+
+    with pytest.raises(InvalidArgument, match=r"apply='sgd.*': is called inside a loop, a branch"):
+        on_two(step)

@@ -34,6 +34,7 @@ class ReplicaScope:
 
     def __init__(self, rows: int, total: int, positions: Any) -> None:
         self._rows, self._total, self._positions = rows, total, positions
+        self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
         # What optimizers were given, in order: the path of a variable, and its gradient.
         self.gradients: list[tuple[str, Any]] = []
@@ -41,6 +42,7 @@ class ReplicaScope:
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
         """While the user's step is traced."""
+        self._graph = tf.compat.v1.get_default_graph()
         with _EXCHANGING, ExitStack() as stack:
             for kind in _with_apply():
                 stack.enter_context(_exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
@@ -52,6 +54,7 @@ class ReplicaScope:
         def summed_first(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             if self._inside:  # an optimizer inside of another one
                 return apply(optimizer, grads, trainable_variables)
+            self._check_place("apply", optimizer.name)
             grads = list(grads)
             variables = trainable_variables or [None] * len(grads)
             named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
@@ -65,10 +68,17 @@ class ReplicaScope:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return update(*args, **kwargs)
+            self._check_place("update_state", "a metric")
             args, kwargs = tf.nest.map_structure(self._of_batch, (args, kwargs))
             return self._called(update, *args, **kwargs)
 
         return unconverted(whole_first)
+
+    def _check_place(self, method: str, value: str) -> None:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            rule = "is called inside a loop, a branch or a tf.function, where a trace cannot be cut"
+            fix = "Call it in the step itself: instead of a branch, multiply gradients by 0 or 1"
+            raise InvalidArgument("fit()", [Problem(method, value, rule, fix)])
 
     def _called(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         context = tf.distribute.get_replica_context()
