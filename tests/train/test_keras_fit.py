@@ -118,11 +118,6 @@ def test_the_model_is_keras_again_afterwards():
     assert "loss" in made.evaluate(X, Y, verbose=0, return_dict=True)
 
 
-class Own(keras.Model):
-    def train_step(self, data):
-        return {}
-
-
 @pytest.mark.parametrize(
     ("made", "says"),
     [
@@ -140,13 +135,6 @@ def test_what_cannot_be_honoured_is_refused(made, says):
 def test_a_mode_that_does_not_go_with_the_variables_is_refused():
     with pytest.raises(cn.InvalidArgument, match="has no meaning with Asynchronous"):
         cn.fit(model(), X, Y, devices=2, sync=cn.Asynchronous(), variables="mirrored")
-
-
-def test_a_train_step_of_its_own_is_refused():
-    own = Own()
-    own.compile("sgd", "mse")
-    with pytest.raises(cn.InvalidArgument, match="train_step"):
-        cn.fit(own, X, Y, devices=2)
 
 
 IDS = np.array([[1, 2, 0, 0], [1, 2, 3, 4], [3, 0, 0, 0], [1, 1, 1, 0], [2, 2, 2, 2], [1, 0, 0, 0]])
@@ -309,13 +297,6 @@ def test_losses_of_whole_batches_need_devices_that_work_together():
         made.compile(keras.optimizers.SGD(0.1), loss)
         with pytest.raises(cn.InvalidArgument, match=says):
             cn.fit(made, X, TARGETS, devices=2, sync=cn.LocalSGD(2))
-
-
-def test_a_train_step_of_the_instance_is_refused():
-    made = model()
-    made.train_step = lambda data: {"loss": 42.0}
-    with pytest.raises(cn.InvalidArgument, match="train_step"):
-        cn.fit(made, X, Y, devices=2)
 
 
 @pytest.mark.long

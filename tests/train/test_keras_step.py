@@ -155,8 +155,12 @@ def test_masks_at_the_output_count_as_in_keras():
 class Contracts(keras.layers.Layer):
     """As a recommender that meant to multiply example by example."""
 
-    def call(self, x):
-        return x + tf.tensordot(x, x, 2)
+    def __init__(self, only_in_training=False):
+        super().__init__()
+        self.only = only_in_training
+
+    def call(self, x, training=False):
+        return x + tf.tensordot(x, x, 2) if training or not self.only else x
 
 
 REFUSED = {
@@ -164,6 +168,10 @@ REFUSED = {
     "add_loss of a root": (
         lambda: model(keras.layers.Dropout(0.5), Adds(lambda x: ops.sqrt(ops.mean(x**2)))),
         "add_loss='adds'.*is not the mean",
+    ),
+    "examples that influence each other in training": (
+        lambda: model(Contracts(only_in_training=True)),
+        "lets examples influence each other.*prediction differs",
     ),
     "examples that influence each other": (
         lambda: model(Contracts()),

@@ -134,7 +134,7 @@ class Prover:
 
     def refuse(self, trained: Found, calm: Found | None, source: tuple[str, Any]) -> None:
         """Say what differs and why, unless that is because of random numbers."""
-        found = trained if calm is None else calm
+        found = calm if calm is not None and calm.look.unequal else trained
         if found.look.random and not (isinstance(found, StepInSlices) and found.summed):
             self.random()
         else:
