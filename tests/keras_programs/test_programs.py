@@ -19,10 +19,12 @@ TOLERANCE = 1e-9
 
 @pytest.fixture(autouse=True)
 def double():
-    before = keras.config.floatx()
+    before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
-    keras.config.set_floatx(before)
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
 
 
 def trained(make, fit, **more):

@@ -97,6 +97,17 @@ def test_a_train_function_of_its_own_is_refused():
         cn.fit(made, X, Y, devices=2)
 
 
+class Idle(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+def test_a_step_that_gives_nothing():
+    made = Idle()
+    made.compile()
+    assert cn.fit(made, X, Y, devices=2, verbose=0).history == {}
+
+
 def test_a_step_of_the_instance_is_run_too():
     made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
     made.compile("sgd", "mse")

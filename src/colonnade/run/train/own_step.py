@@ -87,7 +87,8 @@ class OwnStep:
         with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
         self.names = [name for name, _ in scope.gradients]
-        return logs, [gradient for _, gradient in scope.gradients]
+        # A call without outputs could not be waited for.
+        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0)
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""

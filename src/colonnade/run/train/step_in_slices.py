@@ -76,7 +76,7 @@ class StepInSlices:
     def _values(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """Logs, and what optimizers were given, by name."""
         values: Values = {}
-        for leaves in zip(*(flatten(logs) for logs, _ in results), strict=True):
+        for leaves in zip(*(flatten(logs) for logs, *_ in results), strict=True):
             path, first = leaves[0]
             if is_tensor(first):
                 numbers = [dense(leaf) for _, leaf in leaves]

@@ -181,6 +181,8 @@ def _frozen(norms: Sequence[Any]) -> Iterator[None]:
 
 def _largest(rows: Sequence[Comparison]) -> str:
     """Of the value that comes nearest to its tolerance."""
+    if not rows:
+        return "it gives nothing to compare"
     worst = max(rows, key=lambda row: row.difference / row.tolerance if row.tolerance else 0.0)
     return f"largest difference {worst.difference:.1g}, allowed {worst.tolerance:.1g} ({worst.leaf})"
 
