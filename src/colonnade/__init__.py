@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from colonnade.run.step.objective import Weighted
     from colonnade.run.sync.lockstep import Synchronous
     from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
+    from colonnade.run.train.keras_evaluate import evaluate, predict
     from colonnade.run.train.keras_fit import fit
     from colonnade.run.train.memory import memory
     from colonnade.run.train.planning import plan
@@ -87,12 +88,14 @@ __all__ = [
     "Workload",
     "broadcast",
     "draw",
+    "evaluate",
     "fit",
     "make_parallel",
     "memory",
     "parallel",
     "placement",
     "plan",
+    "predict",
     "pruning",
     "setup",
     "sweep",
@@ -122,12 +125,14 @@ _HOME = {
     "Workload": "describe.workload",
     "broadcast": "run.batch.split",
     "draw": "show.timeline",
+    "evaluate": "run.train.keras_evaluate",
     "fit": "run.train.keras_fit",
     "make_parallel": "run.parallel.parallel",
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
     "plan": "run.train.planning",
+    "predict": "run.train.keras_evaluate",
     "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
     "sweep": "show.sweep",

@@ -4,8 +4,10 @@ import re
 import sys
 import textwrap
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from families import long
 from fresh import run
 from lines import X, Y, linear, poisoned
@@ -89,3 +91,26 @@ def test_skipped_steps_in_a_row_are_counted_across_calls():
     with pytest.raises(cn.NotFinite, match="20 steps in a row"):
         trainer.train_on_batch(bad, Y[:12])
     assert (trainer.step, trainer.skipped) == (20, 20)
+
+
+def test_batches_of_many_widths_take_two_traces():
+    traced = []
+    w = tf.Variable(1.0)
+
+    def loss(x):
+        traced.append(x.shape)
+        return tf.reduce_mean((x * w - 1) ** 2, axis=1)
+
+    def trained(devices, batches):
+        w.assign(1.0)
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=devices)
+        history = trainer.fit(batches, epochs=1, log_every=1, progress=False)
+        return history.losses, float(w)
+
+    batches = [np.full([6, width], 1.0 + width, "float32") for width in (2, 3, 5, 4, 2, 7)]
+    expected, end = trained(1, batches)
+    traced.clear()
+    found, reached = trained(2, batches)
+    assert {tuple(shape) for shape in traced} == {(3, 2), (6, 2), (3, None), (6, None)}
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert reached == pytest.approx(end, rel=1e-6)

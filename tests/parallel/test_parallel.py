@@ -384,3 +384,10 @@ def test_a_profile_of_calls():
         assert sorted(kinds) == ["backward"] * 3 + ["forward"] * 3
     with pytest.raises(cn.InvalidArgument, match="calls=0"):
         layer.profile(tf.ones([4, 64]), calls=0)
+
+
+def test_widths_that_vary_share_a_trace():
+    summed = cn.parallel(lambda x: tf.reduce_sum(x, axis=1), devices=2)
+    for width in (2, 5, 3, 8, 2):
+        np.testing.assert_array_equal(summed(tf.ones([4, width])), [width] * 4)
+    assert len(summed.traces) == 2

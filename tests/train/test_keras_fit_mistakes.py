@@ -118,3 +118,14 @@ def test_moving_averages_are_swapped_as_keras_swaps_them(home):
 
     swap = keras.callbacks.SwapEMAWeights
     assert_equal_to_keras(make, variables=home, callbacks=lambda: [swap(swap_on_epoch=True)])
+
+
+def test_a_batch_that_is_one_graph_is_refused_with_the_rows_of_its_inputs():
+    nodes, edges = keras.Input([3]), keras.Input([2])
+    made = keras.Model([nodes, edges], keras.layers.Dense(1)(nodes))
+    made.compile("sgd", "mse")
+    graph = (np.ones([4, 3]), np.ones([6, 2])), np.ones([4, 1])
+    data = tf.data.Dataset.from_tensors(graph)
+    with pytest.raises(cn.InvalidArgument, match=r"'x\[0\]': 4, 'x\[1\]': 6.*cannot be cut into slices"):
+        cn.fit(made, data, devices=2, shuffle=False, verbose=0)
+    cn.fit(made, data, devices=1, shuffle=False, verbose=0)

@@ -26,6 +26,8 @@ def test_the_log_line(capsys):
     _, trainer = linear(devices=2)
     history = trainer.fit((X, Y), batch_size=50, steps=20, log_every=10)
     lines = capsys.readouterr().out.splitlines()
+    proved, *lines = lines
+    assert proved.startswith("proved on the first batch")
     assert [line.split(":")[0] for line in lines] == ["step 10", "step 20"]
     assert "examples/s" in lines[1]
     assert "sec/batch" in lines[1]

@@ -51,8 +51,8 @@ class AsynchronousEngine:
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = damping
-        self._traces = Traces(settings)
-        self._guard = Guard(settings, self._traces)
+        self.traces = Traces(settings)
+        self._guard = Guard(settings, self.traces)
         self._calls: DeviceCalls | None = None  # from the first batch on
         self._slicings: dict[Hashable, Slicing] = {}
         self._settles: dict[Hashable, Call] = {}
@@ -64,11 +64,11 @@ class AsynchronousEngine:
 
     @property
     def optimizer(self) -> Any:
-        return self._traces.optimizer
+        return self.traces.optimizer
 
     @property
     def parameters(self) -> list[tf.Variable]:
-        return self._traces.parameters
+        return self.traces.parameters
 
     def loop(self, then: Then) -> AsynchronousLoop:
         return AsynchronousLoop(self, then)
@@ -81,11 +81,11 @@ class AsynchronousEngine:
         return self._slicings[key]
 
     def _prepared(self, batch: Arguments) -> Slicing:
-        counts = self._counts(batch)
-        self._traces.prepare(batch, counts, self._refused, self._memory)
-        first = self._traces.objective(slice_specs(batch, counts)[0], 0, len(self.devices))
+        counts = self.cut(batch)
+        self.traces.prepare(batch, counts, self._refused, self._memory)
+        first = self.traces.objective(slice_specs(batch, counts)[0], 0, len(self.devices))
         calls = self._calls = self._calls or DeviceCalls(
-            self._traces, self._guard, first, self.devices, damping=self._damping
+            self.traces, self._guard, first, self.devices, damping=self._damping
         )
         # Any device may take any slice.
         each = {
@@ -95,10 +95,10 @@ class AsynchronousEngine:
         }
         if not self._slicings:  # later the user's counter is behind
             self.steps = calls.pushes.steps()
-        _, dtype, metrics = self._traces.outcome_spec(batch, counts)
+        _, dtype, metrics = self.traces.outcome_spec(batch, counts)
         return Slicing(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
 
-    def _counts(self, batch: Arguments) -> tuple[int, ...]:
+    def cut(self, batch: Arguments) -> tuple[int, ...]:
         rows = batch.size("the batch")
         assert rows is not None
         return sizes(rows, len(self.devices))
@@ -110,7 +110,7 @@ class AsynchronousEngine:
             yield from undone(traces[0].assigned)
 
     def memory(self, batch: Arguments) -> Memory:
-        return self._traces.estimated(batch, self._counts(batch), self._refused, self._memory)
+        return self.traces.estimated(batch, self.cut(batch), self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
         """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
@@ -205,11 +205,11 @@ class AsynchronousEngine:
         assert self._calls is not None
         self._show()
         self._global_steps.assign(self.made)
-        lost = self._traces.lost()
+        lost = self.traces.lost()
         if self.order is not None:
             lost = [*lost, "the order of reads and updates begins again"]
         kept = state_of(self._calls.housed, self._global_steps, lost)
-        groups = {"parameters": self.parameters, "optimizer": self._traces.slots}
+        groups = {"parameters": self.parameters, "optimizer": self.traces.slots}
         shared = {
             f"{group}/{name}": Item(variable, variable)
             for group, variables in groups.items()
@@ -252,14 +252,14 @@ class AsynchronousEngine:
         return error
 
     def homes(self) -> dict[str, str]:
-        return {v.name: v.device for v in (*self.parameters, *self._traces.slots)}
+        return {v.name: v.device for v in (*self.parameters, *self.traces.slots)}
 
     def replicas(self) -> list[list[tf.Variable]]:
         return [self.parameters for _ in self.devices]
 
     def links(self) -> Links:
         """As if every device took one slice of a step: but for device 0, parameters in and gradient out."""
-        dense = [spec for spec in self._traces.specs if isinstance(spec, tf.TensorSpec)]
+        dense = [spec for spec in self.traces.specs if isinstance(spec, tf.TensorSpec)]
         read, sent = (float(sum(map(num_bytes, tensors))) for tensors in (self.parameters, dense))
         first, *others = self.devices
         return {(first, other): read for other in others} | {(other, first): sent for other in others}

@@ -112,6 +112,12 @@ class Leaf:
     path: str
     value: Any
     role: str  # split, whole, fixed or object
+    open: tuple[int, ...] = ()  # dims of which a trace does not know the size, because it varies
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """As a trace sees it."""
+        return tuple(None if i in self.open else size for i, size in enumerate(self.value.shape))
 
     def size(self) -> int | None:
         """The first dim, where it is known."""
@@ -129,7 +135,7 @@ class Leaf:
         if self.role == "fixed":
             return self.path, type(self.value), _comparable(self.value)
         kind = type(self.value).__name__ if isinstance(self.value, COMPOSITE) else ""
-        return self.path, self.role, kind, self.value.dtype, tuple(self.value.shape), self.ragged()
+        return self.path, self.role, kind, self.value.dtype, self.shape, self.ragged()
 
     def ragged(self) -> Hashable:
         if not isinstance(self.value, tf.RaggedTensor | tf.RaggedTensorSpec):
@@ -216,6 +222,21 @@ class Arguments:
         return self.with_values(
             [_resized(leaf, rows) if leaf.role == "split" else leaf.value for leaf in self.leaves]
         )
+
+    def opened(self, dims: Sequence[tuple[int, ...]]) -> "Arguments":
+        """The same with some dims of each leaf open (see `widths`)."""
+        other = self.with_values([leaf.value for leaf in self.leaves])
+        other.leaves = [replace(leaf, open=each) for leaf, each in zip(other.leaves, dims, strict=True)]
+        return other
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """What a trace knows of the plain tensors: their dtypes and shapes, but for dims that are open."""
+        specs = []
+        for leaf in self.tensors:
+            parts = tf.nest.flatten(leaf.value, expand_composites=True)
+            shapes = [leaf.shape] if leaf.open else [part.shape for part in parts]
+            specs += [tf.TensorSpec(s, p.dtype) for s, p in zip(shapes, parts, strict=True)]
+        return specs
 
     def prefixed(self, value: Any) -> "Arguments":
         """These arguments behind one more, which is a 0-d tensor and passes whole."""
@@ -338,7 +359,7 @@ def _gather(value: Any, rows: Any) -> Any:
 
 
 def _resized(leaf: Leaf, rows: int) -> Any:
-    shape = [rows, *leaf.value.shape[1:]]
+    shape = [rows, *leaf.shape[1:]]
     if isinstance(leaf.value, tf.RaggedTensor):
         return tf.RaggedTensorSpec(
             shape, leaf.value.dtype, leaf.value.ragged_rank, leaf.value.row_splits.dtype

@@ -4,9 +4,11 @@ import time
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
-from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.split import Arguments, Leaf
+from colonnade.run.batch.widths import Widths
 from colonnade.run.data.batches import END, Batches, dims, rows
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
@@ -56,11 +58,13 @@ class Loop:
         self._engine, self._then = engine, then
         self._single: dict[Hashable, Any] = {}
         self._many: dict[Hashable, tuple[Any, Reached]] = {}
+        self._widths = Widths()
         self.rows = 0  # of the batch at hand
         self.idle = 0  # steps in a row without an update; the trainer counts them
 
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
+        arguments = self.opened(arguments)
         key = self._engine.key(arguments)
         if key not in self._single:
             self._engine.prepare(arguments)
@@ -74,6 +78,10 @@ class Loop:
             self._single[key] = concrete(step, *specs)
         with tf.device(HOST):  # a call is where its arguments go
             return self._single[key](*arguments.components())
+
+    def opened(self, arguments: Arguments) -> Arguments:
+        """A batch, with the dims open that vary from batch to batch."""
+        return self._widths.opened(arguments)
 
     def stream(self, data: FitData, limit: int | None = None) -> "GraphStream":
         # Begins no step before it is asked to.
@@ -106,6 +114,7 @@ class Loop:
         components = _known(arguments)
         loose = [tf.TensorShape([None] * c.shape.rank) for c in components]
         here = dims([leaf.value for leaf in arguments.tensors]).numpy()
+        varies = np.concatenate([_open(leaf) for leaf in arguments.tensors])
 
         def fetch(source: Any, like: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
             optional = source.get_next_as_optional()
@@ -122,7 +131,7 @@ class Loop:
             )
             # Other ranks cannot be compared number by number.
             same = tf.raw_ops.Equal(x=shape, y=here, incompatible_shape_error=False)
-            return size, tf.reduce_all(same), following
+            return size, tf.reduce_all(same | varies), following
 
         def run(source: Any, steps: Any, idle: Any, size: Any, *batch: Any) -> Any:
             start = _LoopState(tf.constant(0), idle, size, tf.constant(True), batch)
@@ -177,6 +186,7 @@ class GraphStream:
         arguments = batches.at_hand()
         if arguments is None:
             return None
+        arguments = self._loop.opened(arguments)
         rows = self._loop.rows = arguments.size("fit()") or 0
         compiled, reached = self._loop.many(arguments, batches.iterator, batches.spec)
         reached.begin(steps, self._loop.idle)
@@ -203,6 +213,11 @@ class GraphStream:
 
     def close(self) -> None:
         pass
+
+
+def _open(leaf: Leaf) -> np.ndarray:
+    """For each of its dims whether that varies in one graph."""
+    return np.isin(np.arange(len(dims([leaf.value]))), leaf.open)
 
 
 def _known(arguments: Arguments) -> list[Any]:

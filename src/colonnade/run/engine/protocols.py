@@ -125,6 +125,16 @@ class Engine(Protocol):
     def parameters(self) -> list[tf.Variable]:
         """What is trained; empty before the first step."""
 
+    @property
+    def traces(self) -> Any:
+        """Of the loss, and of the update."""
+
+    def prepare(self, batch: Arguments) -> Any:
+        """Make all that is needed for batches like this one, in eager code."""
+
+    def cut(self, batch: Arguments) -> tuple[int, ...]:
+        """The sizes of the slices of such a batch."""
+
     def loop(self, then: Then) -> Steps:
         """The loop in which this engine's steps are made."""
 

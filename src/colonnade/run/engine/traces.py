@@ -39,7 +39,7 @@ class Traces:
     """
 
     def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
-        self.optimizer = settings.optimizer
+        self.optimizer, self.devices = settings.optimizer, settings.devices
         self._settings, self._timed, self._examined = settings, timed, examined
         self._objectives: TraceCache[Objective] = TraceCache(self._of_replicas, settings.devices)
         # Whole batches, to look at; no replica runs them.
@@ -129,6 +129,11 @@ class Traces:
         """The trace of a whole batch, as one device makes it."""
         (part,) = slice_specs(batch, [batch.size("the batch") or 0])
         return (self._objectives if part in self._objectives else self._of_one).get(part)
+
+    def apart(self, part: Arguments) -> Objective:
+        """A trace that nothing here runs, nor holds against others, of a function that may differ by now."""
+        trainable = self._settings.trainable or not_frozen
+        return Objective(self._settings.loss, part, self.optimizer.scale_loss, None, trainable)
 
     def _of_replicas(self, part: Arguments, voice: Voice | None) -> Objective:
         if self._has_own_scale and not self.optimizer.built:

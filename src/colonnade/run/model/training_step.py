@@ -23,8 +23,8 @@ class TrainingStep:
 
     def __init__(self, model: keras.Model) -> None:
         self._model, self.__name__ = model, f"training step of {model.name}"
-        self._training = _if_taken(model.call, training=True)
-        self._training_of_loss = _if_taken(model.compute_loss, training=True)
+        self._training = if_taken(model.call, training=True)
+        self._training_of_loss = if_taken(model.compute_loss, training=True)
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         prediction = self._model(x, **self._training)
@@ -77,6 +77,11 @@ def _not_compiled(model: keras.Model, args: Sequence[Any], kwargs: dict[str, Any
         yield Problem("model", model.name, rule, "Call model.compile(optimizer, loss) first, or pass x alone")
 
 
-def _if_taken(fn: Any, **options: Any) -> dict[str, Any]:
+def if_taken(fn: Any, **options: Any) -> dict[str, Any]:
     """Of some options those that a function knows."""
     return {name: value for name, value in options.items() if name in inspect.signature(fn).parameters}
+
+
+def has_own(model: keras.Model, name: str) -> bool:
+    """Whether a model, or its class, has a method of its own in place of Keras's."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)

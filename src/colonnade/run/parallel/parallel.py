@@ -13,6 +13,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
 from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
+from colonnade.run.batch.widths import Widths
 from colonnade.run.parallel.join import check_join, join_leaf
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
@@ -34,6 +35,7 @@ class Parallel:
         self._where = f"parallel({getattr(fn, '__name__', type(fn).__name__)})"
         self._traces = TraceCache(self._traced, devices, version=_seed)
         self._compiled: dict[Hashable, Any] = {}
+        self._widths = Widths()
         self.devices = tuple(devices)
 
     @tf.autograph.experimental.do_not_convert
@@ -50,6 +52,7 @@ class Parallel:
         """Call the function with arguments whose roles are settled."""
         if not tf.executing_eagerly():
             return self._build(arguments)
+        arguments = self._widths.opened(arguments)
         key = (arguments.key(), _seed())
         if key not in self._compiled:
             try:
@@ -125,7 +128,7 @@ class Parallel:
 
     def _compile(self, arguments: Arguments) -> tuple[Any, Traced]:
         """All replicas in one graph, so that TensorFlow's executor overlaps them."""
-        specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        specs = arguments.specs()
         built: list[Traced] = []
 
         def every_replica(*components: Any) -> list[Any]:

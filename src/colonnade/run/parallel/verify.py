@@ -7,8 +7,8 @@ permuting the batch and splitting it again shows. A cause is never guessed: each
 shows it or does not.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from itertools import count, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,13 @@ from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, parameter_names, sizes
 from colonnade.run.model.training_step import TrainingStep, step_of
-from colonnade.run.parallel.gap import dense, gap, largest, nudged
+from colonnade.run.parallel.gap import dense, gap, nudged
 from colonnade.run.parallel.join import check_join
 from colonnade.run.parallel.parallel import Devices, Parallel
 from colonnade.run.parallel.rounding import Rounding
+from colonnade.run.parallel.tolerance import AGAIN, MOVES, Values, kind, margin, noise, scales, unlike
 from colonnade.run.parallel.verify_report import Comparison, Report
 
-Values = dict[str, np.ndarray]
-
-# A difference up to this many times what one device does to itself is rounding. On convolutions, attention
-# and recurrent layers the largest quotient seen was 2.3, with and without oneDNN.
-MARGIN = 4.0
-# Kernels for other sizes may keep more digits between the ops than halves have.
-MARGIN_OF_HALVES = 32.0
-HALVES = 2.0**-10
-# Between a name and its number, where several variables have the same name.
-AGAIN = " #"
-# A gradient that cancels keeps the rounding of the largest one of its kind, up to so many of its steps.
-CANCELLED = 32.0
-# How often the last digits are moved, and at random: up or down.
-MOVES = 3
 # What a function raises for a number of examples that it does not take.
 NOT_TAKEN = (ValueError, tf.errors.InvalidArgumentError)
 # Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
@@ -143,7 +130,7 @@ class _Experiment:
         for (name, _, added), gradient in zip(sources, gradients, strict=True):
             if gradient is None:
                 continue
-            leaf = _unlike(values, f"gradient of {name}")
+            leaf = unlike(values, f"gradient of {name}")
             values[leaf] = dense(gradient)
             if added:
                 self._added.add(leaf)
@@ -169,10 +156,10 @@ class _Experiment:
         if many is None:
             yield Comparison("output", batch, float("inf"), 0.0, "groups")
             return
-        noise = self._noise(rows, reference)
+        rounding = self._noise(rows, reference)
         causes: list[str] = []
         for leaf, expected in reference.items():
-            tolerance = self._margin(leaf, expected) * noise[leaf]
+            tolerance = margin(self._step(leaf, expected)) * rounding[leaf]
             difference = gap(expected, many.get(leaf))
             cause = None
             if difference > tolerance and leaf.startswith("metric"):
@@ -200,24 +187,17 @@ class _Experiment:
 
     def _noise(self, rows: np.ndarray, reference: Values) -> dict[str, float]:
         """What rounding does to each leaf on one device; what is more than rounding is not counted."""
-        kinds = {leaf.split()[0]: 0.0 for leaf in reference}
-        for leaf, expected in reference.items():
-            kinds[leaf.split()[0]] = max(kinds[leaf.split()[0]], largest(expected))
         steps = {leaf: self._step(leaf, expected) for leaf, expected in reference.items()}
         moved = {step: self._moved(rows, step) for step in set(steps.values()) if step}
-        orders = self._in_other_orders(rows)
-        noise = {}
+        orders, kinds = self._in_other_orders(rows), scales(reference)
+        found = {}
         for leaf, expected in reference.items():
-            step, scale = steps[leaf], largest(expected)
-            ceiling = max(np.sqrt(step) * scale, CANCELLED * step * kinds[leaf.split()[0]])
-            responses = [gap(expected, other.get(leaf)) for other in moved.get(step, [])]
-            noise[leaf] = max([step * scale, *(d for d in responses if d <= ceiling)])
-            if leaf in self._added:
-                # The rounding of a sum grows with the root of how many are added.
-                most = noise[leaf] * np.sqrt(len(rows))
-                seen = [gap(expected, other.get(leaf)) for other in orders]
-                noise[leaf] = max(noise[leaf], min(most, max(seen)))
-        return noise
+            step = steps[leaf]
+            others = orders if leaf in self._added else ()
+            found[leaf] = noise(
+                leaf, expected, kinds[kind(leaf)], step, moved.get(step, ()), others, len(rows)
+            )
+        return found
 
     def _moved(self, rows: np.ndarray, step: float) -> list[Values]:
         """One device with the last digits of all floats moved, those of inputs and of variables."""
@@ -247,9 +227,6 @@ class _Experiment:
         halves = sizes(len(rows), 2)
         again = self._taken(lambda: self._on_slices(rows, halves, average=self.join == "mean"))
         return [permuted] if again is None else [permuted, again]
-
-    def _margin(self, leaf: str, values: np.ndarray) -> float:
-        return MARGIN_OF_HALVES if self._step(leaf, values) >= HALVES else MARGIN
 
     def _step(self, leaf: str, values: np.ndarray) -> float:
         """The relative step of floats; integers and strings have none, and must be equal."""
@@ -364,12 +341,6 @@ class _StateKept:
 
 def _is_float(tensor: Any) -> bool:
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
-
-
-def _unlike(taken: Container[str], name: str) -> str:
-    """A name that is not taken: two variables may have the same."""
-    numbered = (name if i == 1 else f"{name}{AGAIN}{i}" for i in count(1))
-    return next(other for other in numbered if other not in taken)
 
 
 def _weighted(output: Any, rows: np.ndarray, weights: np.ndarray) -> Any:

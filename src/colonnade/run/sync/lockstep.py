@@ -79,6 +79,8 @@ class Lockstep(GraphEngine):
         super().__init__(settings, traces)
         self.workers, self.shares = workers, shares
         self._recipes: dict[Hashable, list[Recipe]] = {}  # by the kind of a batch and of its slices
+        # Looks at the first batch, once all is prepared for it and before anything is trained.
+        self.examine: Callable[[Arguments], None] | None = None
 
     def counts(self, rows: int) -> tuple[int, ...]:
         return self.shares.counts(rows)
@@ -105,6 +107,9 @@ class Lockstep(GraphEngine):
         if self._housed is None:
             self._housed = self.house()
         self.bind()
+        if self.examine is not None:
+            examine, self.examine = self.examine, None
+            examine(batch)
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         return self.workers.refused(traces)

@@ -60,9 +60,9 @@ def nodes(graph: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
-def ancestors(op: Any) -> list[Any]:
-    """An op, and all whose results it uses, directly or not."""
-    ops, waiting = {}, [op]
+def ancestors(*last: Any) -> list[Any]:
+    """Some ops, and all whose results they use, directly or not."""
+    ops, waiting = {}, list(last)
     while waiting:
         current = waiting.pop()
         if current.name not in ops:

@@ -6,7 +6,8 @@ value on, and that the sum over the replicas takes the place of (see `sync_cut`)
 replica the marks stay as they are, because the sum is the value.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,18 @@ from colonnade.run.trace.stage_marks import StageMarks
 # The last part of a mark's name. A function may be traced inside another one and kept by TensorFlow, so
 # that only the name tells of the marks in it.
 MARK = "colonnade_sum_over_replicas"
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """While a function of Colonnade's own is traced: its errors are told as they are (see `Traced`)."""
+    try:
+        yield
+    except ColonnadeError as mistake:
+        context = tf.distribute.get_replica_context()
+        if isinstance(context, TracingContext):
+            context.mistakes.append(mistake)
+        raise
 
 
 class TracingContext(tf.distribute.ReplicaContext):
@@ -31,6 +44,7 @@ class TracingContext(tf.distribute.ReplicaContext):
         self.mistakes = mistakes  # where errors are remembered that AutoGraph dresses up
         self.stage_marks = StageMarks()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
+        self._summed = False
 
     def around_gradient(self) -> AbstractContextManager[Any]:
         """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.
@@ -49,7 +63,16 @@ class TracingContext(tf.distribute.ReplicaContext):
                 InvalidArgument("all_reduce()", [Problem("reduce_op", reduce_op, rule, fix)])
             )
             raise self.mistakes[-1]
-        return tf.nest.map_structure(self._marked, value)
+        return value if self._summed else tf.nest.map_structure(self._marked, value)
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """While what is asked to be summed is a sum already: optimizers of Keras ask for that too."""
+        self._summed, before = True, self._summed
+        try:
+            yield
+        finally:
+            self._summed = before
 
     def _marked(self, value: Any) -> Any:
         # The loss is summed over the replicas, so what a sum adds to it is felt by all of them: the

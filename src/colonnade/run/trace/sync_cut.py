@@ -242,7 +242,7 @@ def _still_local(traced: Traced) -> Iterator[str]:
         return
     inputs = traced.concrete.inputs
     offset = len(inputs) - len(traced.captures)
-    local = _reached({tensor.op.name for tensor in inputs[:offset]}, traced)
+    local = reached({tensor.op.name for tensor in inputs[:offset]}, traced)
     handles = {
         c.variable.ref(): t
         for c, t in zip(traced.captures, inputs[offset:], strict=True)
@@ -254,7 +254,7 @@ def _still_local(traced: Traced) -> Iterator[str]:
             yield layer.name
 
 
-def _reached(sources: set[str], traced: Traced) -> set[str]:
+def reached(sources: set[str], traced: Traced) -> set[str]:
     """The nodes that depend on some others, if it were not for the marks."""
     nodes = {node.name: node for node in traced.concrete.graph.as_graph_def().node}
 

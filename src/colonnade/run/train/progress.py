@@ -68,6 +68,11 @@ class Progress:
         if self._writer:
             self._writer.close()
 
+    def say(self, line: str) -> None:
+        """A line of its own, if anything is shown."""
+        if self._show:
+            self._console.print(line, highlight=False, soft_wrap=True)
+
     def begin_at(self, step: int, done: int) -> None:
         """The fit goes on where an earlier run was."""
         if self._bar:

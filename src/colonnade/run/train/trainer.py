@@ -39,6 +39,7 @@ from colonnade.run.train.progress import Progress
 from colonnade.run.train.run_facts import facts, peaks
 from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import interruptible
+from colonnade.run.train.verdict import Prover, of_prove
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
 
@@ -112,6 +113,8 @@ class Trainer:
         self._fits: defaultdict[Path, list[int]] = defaultdict(list)
         self._loss, self._names = loss, parameter_names(loss)
         self._estimate: Memory | None = None  # the last that was asked for
+        self._name = getattr(loss, "__name__", type(loss).__name__)
+        self._pipelined = pipeline is not None
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
@@ -222,6 +225,7 @@ class Trainer:
         progress: bool = True,
         checkpoint: Checkpoint | None = None,
         profile: range | None = None,
+        prove: bool | str = True,
     ) -> History:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
@@ -238,6 +242,8 @@ class Trainer:
                 `range(10, 15)`; see `History.timeline`.
             checkpoint: where to save the training; run again, the program goes on from there. `steps` and
                 `epochs` count from the start of the first run.
+            prove: whether to hold the first batch against one device before anything is trained: loss,
+                metrics and gradients must be equal to rounding. `"warn"` goes on where they are not.
 
         Returns:
             A `History`. Ctrl-C finishes the steps at hand, half a second of them, and returns what was
@@ -248,6 +254,7 @@ class Trainer:
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
             *checks.of_callbacks(callbacks),
             *profile_problems(profile),
+            *of_prove(prove),
         ]
         check("fit()", amiss)
         if steps is None and epochs is None:
@@ -265,6 +272,7 @@ class Trainer:
             closing(saver.stream(self._loop, batches, steps)) as stream,
             Profiling(profile, self._timeline) as profiling,
         ):
+            self._to_prove(Prover(prove, "fit()", shown.say))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(
                 self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log, profiling
@@ -315,6 +323,15 @@ class Trainer:
         short_names = {key: short(device) for key, device in updates.items()}
         places = Places([short(device) for device in engine.devices], rows, short_names)
         return op_timeline(ops, places, first)
+
+    def _to_prove(self, prover: Prover) -> None:
+        """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
+        engine = self._engine
+        if not isinstance(engine, Lockstep) or self._pipelined or len(self.devices) < 2:
+            return
+        engine.examine = None
+        if prover.wanted:
+            engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
 
     def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
         """The data of a fit, repeated as often as it goes through them."""

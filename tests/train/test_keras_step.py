@@ -1,10 +1,12 @@
-"""What `cn.fit` refuses before anything is trained: losses that cannot be computed by slices."""
+"""Losses of all kinds, exact by slices or refused before anything is trained; tolerances of float32 sums."""
+
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from families import long
+from families import kept, long
 from keras import ops
 
 import colonnade as cn
@@ -74,34 +76,112 @@ def ignoring(y, prediction):
     return ops.sum(counted * (y - prediction) ** 2) / ops.sum(counted)
 
 
+def pairs(y, prediction):
+    """Compares every example with every other."""
+    return ops.mean((prediction @ ops.transpose(prediction) - y @ ops.transpose(y)) ** 2)
+
+
+def classes():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    return model(loss=loss, metrics=())
+
+
+# Each is equal to Keras, which computes it for the whole batch.
+EXACT = {
+    "a loss that sums": lambda: model(loss=squares),
+    "a reduction that sums": lambda: model(loss=keras.losses.MeanSquaredError(reduction="sum")),
+    "a mean by weights": lambda: model(
+        loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    ),
+    "root mean square": lambda: model(loss=rms),
+    "some left out": lambda: model(loss=ignoring),
+    "dice": lambda: model(loss=keras.losses.Dice()),
+    "compared with each other": lambda: model(loss=pairs),
+    "an own sum": lambda: model(kind=Sum),
+    "add_loss of a sum": lambda: model(Adds(ops.sum)),
+    "add_loss by example": lambda: model(Adds(lambda x: ops.mean(x**2, axis=-1))),
+    "add_loss in training": lambda: model(Adds(lambda x: ops.sum(x**2), only_in_training=True)),
+    "add_loss of a mean": lambda: model(Adds(lambda x: ops.mean(x**2))),
+}
+
+
+def trained(fit, made, **options):
+    made.optimizer.learning_rate = 0.005
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, 16)
+    history = fit(
+        made, X, Y, sample_weight=weight, batch_size=11, epochs=2, shuffle=False, verbose=0, **options
+    )
+    return history.history, made.get_weights()
+
+
+@pytest.mark.parametrize(
+    "name", kept(EXACT, "root mean square", "add_loss by example", "compared with each other", "an own sum")
+)
+def test_losses_that_are_no_means_over_examples_are_those_of_keras(name):
+    expected, weights = trained(keras.Model.fit, EXACT[name]())
+    history, found = trained(cn.fit, EXACT[name](), devices=3)
+    for a, b in zip(found, weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert history.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_allclose(history[key], expected[key], rtol=1e-5, err_msg=key)
+
+
+IDS = np.array([[1, 2, 0, 0], [1, 2, 3, 4], [3, 0, 0, 0], [1, 1, 1, 0], [2, 2, 2, 2], [1, 0, 0, 0]])
+
+
+def masked():
+    """A mask at the output, from a model inside a model."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2, return_sequences=True)
+    made = keras.Sequential([keras.Sequential([keras.Input([4]), *layers]), keras.layers.Dense(2)])
+    made.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+    return made
+
+
+def test_masks_at_the_output_count_as_in_keras():
+    target = np.random.default_rng(0).normal(size=(6, 4, 2))
+    both = []
+    for fit in (keras.Model.fit, partial(cn.fit, devices=4)):
+        made = masked()
+        history = fit(made, IDS, target, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+        both.append([*history.values(), *made.get_weights()])
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    with pytest.raises(cn.InvalidArgument, match="has a mask at its output"):
+        cn.fit(masked(), IDS, target, devices=2, sync=cn.LocalSGD(2), verbose=0)
+
+
+class Contracts(keras.layers.Layer):
+    """As a recommender that meant to multiply example by example."""
+
+    def __init__(self, only_in_training=False):
+        super().__init__()
+        self.only = only_in_training
+
+    def call(self, x, training=False):
+        return x + tf.tensordot(x, x, 2) if training or not self.only else x
+
+
 REFUSED = {
-    "a loss that sums": (
-        lambda: model(loss=lambda y, p: ops.sum((y - p) ** 2)),
-        "loss=.*sum over the examples",
-    ),
-    "root mean square": (lambda: model(loss=rms), "loss='rms'.*is not the mean of the losses of slices"),
-    "some left out": (lambda: model(loss=ignoring), r"loss='ignoring'.*cn\.Weighted"),
     "a vector": (lambda: model(kind=Vector), r"compute_loss='Vector'.*shape \(.*,\)"),
-    "an own sum": (lambda: model(kind=Sum), "compute_loss='Sum'.*sum over the examples"),
-    "an own sum with noise": (lambda: model(kind=NoisySum), "compute_loss='NoisySum'.*sum over the examples"),
-    "add_loss of a sum": (lambda: model(Adds(ops.sum)), "add_loss='adds'.*sum over the examples"),
-    "add_loss by example": (
-        lambda: model(Adds(lambda x: ops.mean(x**2, axis=-1)), keras.layers.BatchNormalization()),
-        "add_loss='adds'.*sum over the examples",
-    ),
     "add_loss of a root": (
         lambda: model(keras.layers.Dropout(0.5), Adds(lambda x: ops.sqrt(ops.mean(x**2)))),
         "add_loss='adds'.*is not the mean",
     ),
-    "add_loss in training": (
-        lambda: model(Adds(lambda x: ops.sum(x**2), only_in_training=True)),
-        "add_loss='adds'.*sum over the examples",
+    "examples that influence each other in training": (
+        lambda: model(Contracts(only_in_training=True)),
+        "lets examples influence each other.*prediction differs",
+    ),
+    "examples that influence each other": (
+        lambda: model(Contracts()),
+        "lets examples influence each other.*prediction differs",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_mean_over_slices_is_refused_before_anything_changes(name):
+def test_what_cannot_be_made_equal_is_refused_before_anything_changes(name):
     made, says = REFUSED[name]
     made = made()
     before = [v.numpy() for v in (*made.variables, *made.optimizer.variables)]
@@ -111,10 +191,24 @@ def test_what_is_no_mean_over_slices_is_refused_before_anything_changes(name):
         np.testing.assert_array_equal(one.numpy(), other, err_msg=one.path)
 
 
-def test_ignore_class_is_refused_by_name():
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
-    with pytest.raises(cn.InvalidArgument, match=r"ignore_class=-1.*cn\.Weighted"):
-        cn.fit(model(loss=loss, metrics=()), X, RNG.integers(-1, 2, 16), devices=2)
+def test_a_warning_in_place_of_an_error():
+    with pytest.warns(UserWarning, match="lets examples influence each other"):
+        cn.fit(model(Contracts()), X, Y, devices=2, batch_size=16, verbose=0, prove="warn")
+    cn.fit(model(Contracts()), X, Y, devices=2, batch_size=16, verbose=0, prove=False)
+    with pytest.raises(cn.InvalidArgument, match="prove=1"):
+        cn.fit(model(), X, Y, devices=2, prove=1)
+
+
+def test_what_was_proved_is_said(capsys):
+    cn.fit(model(), X, Y, devices=2, verbose=2)
+    cn.fit(model(keras.layers.Dropout(0.5)), X, Y, devices=2, verbose=2)
+    cn.fit(model(keras.layers.BatchNormalization()), X, Y, devices=2, verbose=2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "proved" in line]
+    assert [line.partition(":")[0] for line in said] == [
+        "proved on the first batch",
+        "proved on the first batch, without the random numbers of training",
+        "proved on the first batch, without the statistics of the slices of training",
+    ]
 
 
 def test_on_one_device_a_sum_is_exact():
@@ -167,16 +261,12 @@ def test_noise_in_the_loss_is_not_refused():
     cn.fit(model(kind=Noisy), X, Y, devices=4, verbose=0)
 
 
-def test_looking_leaves_the_training_as_it_is(monkeypatch):
+def test_looking_leaves_the_training_as_it_is():
     """States, metrics and the numbers that are drawn are those without a look."""
-    from colonnade.run.train import keras_fit
-
     both = []
     for looks in (True, False):
-        if not looks:
-            monkeypatch.setattr(keras_fit._Step, "_examine", lambda *_: None)
         made = model(keras.layers.Dropout(0.5, seed=1), keras.layers.BatchNormalization(), Adds(ops.mean))
-        history = cn.fit(made, X, Y, devices=2, batch_size=8, shuffle=False, verbose=0).history
+        history = cn.fit(made, X, Y, devices=2, batch_size=8, shuffle=False, verbose=0, prove=looks).history
         both.append([*history.values(), *(v.numpy() for v in made.variables)])
     for a, b in zip(*both, strict=True):
         np.testing.assert_array_equal(a, b)

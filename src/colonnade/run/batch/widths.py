@@ -1,0 +1,35 @@
+"""Dims other than the first that vary from batch to batch, as texts do that are padded to their longest.
+
+A trace for every width would take longer than the training. So the first width has a trace that knows it, and
+from the second one on there is one trace for all, which does not know that dim (as `tf.function` has it with
+`reduce_retracing=True`).
+"""
+
+from collections.abc import Hashable
+
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+
+
+class Widths:
+    """Remembers the dims of batches, and opens those that were seen to vary."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, list[tuple[int | None, ...]]] = {}  # shapes, by the kind of a batch
+        self._open: dict[Hashable, list[set[int]]] = {}
+
+    def opened(self, batch: Arguments) -> Arguments:
+        """The batch, with all dims open that vary by now; of ragged and sparse tensors they are anyway."""
+        plain = [leaf.role == "split" and isinstance(leaf.value, tf.Tensor) for leaf in batch.leaves]
+        shapes = [
+            tuple(leaf.value.shape) if is_plain else ()
+            for leaf, is_plain in zip(batch.leaves, plain, strict=True)
+        ]
+        ranks = [range(1, len(shape)) for shape in shapes]
+        kind = batch.opened([tuple(dims) for dims in ranks]).resized(1).key()
+        first = self._first.setdefault(kind, shapes)
+        opened = self._open.setdefault(kind, [set() for _ in shapes])
+        for dims, rank, shape, before in zip(opened, ranks, shapes, first, strict=True):
+            dims.update(i for i in rank if shape[i] != before[i])
+        return batch.opened([tuple(sorted(dims)) for dims in opened]) if any(opened) else batch

@@ -1,0 +1,132 @@
+"""The loss of a whole batch, computed by replicas that each have a slice: predictions are put together first.
+
+Most losses are means over examples, so that those of slices make that of the batch. Others are not: sums,
+masks, quotients, comparisons of examples with each other. For those every replica gets the predictions of
+all, and computes the one loss; the gradient goes back to the slice that a prediction came from. What layers
+add in their call (`add_loss`) is of the slice, a mean or a sum over it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.trace.concrete import unconverted
+
+MEAN, SUM = "mean", "sum"
+
+
+def gathered(value: Any, positions: Any, total: int) -> Any:
+    """A value per example of a slice as one per example of the batch; `positions` are those of the slice."""
+    if value is None:
+        return None
+    if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+        rule = "must be numbers in a dense tensor, for its loss is that of the whole batch"
+        fix = "Train on one device: devices=1"
+        raise InvalidArgument("fit()", [Problem("output of the model", type(value).__name__, rule, fix)])
+    numbers = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+    shape = tf.concat([[total], tf.shape(value)[1:]], axis=0)
+    placed = tf.scatter_nd(positions[:, None], numbers, shape)
+    placed.set_shape([total, *value.shape[1:]])
+    context = tf.distribute.get_replica_context()
+    return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, placed), value.dtype)
+
+
+def masks_of(prediction: Any) -> dict[str, Any]:
+    """The masks that Keras leaves on outputs, by their number; what is masked does not count in a loss."""
+    masks = [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(prediction)]
+    return {str(i): mask for i, mask in enumerate(masks) if mask is not None}
+
+
+def with_masks(prediction: Any, masks: Mapping[str, Any]) -> Any:
+    """Outputs that were put together, with the masks on them that their parts had."""
+    outputs = tf.nest.flatten(prediction)
+    for number, mask in masks.items():
+        outputs[int(number)]._keras_mask = mask
+    return prediction
+
+
+class AddedLosses:
+    """A scope in which `add_loss` of layers is noted, and adds what counts right in the mean over slices.
+
+    Args:
+        kinds: by layer and number of its call, whether it adds a mean or a sum over the slice; where that is
+            not known, a number is a mean, and one value per example a sum.
+        adds: whether layers get to add anything, or it is only noted.
+    """
+
+    def __init__(self, kinds: Mapping[tuple[str, int], str] | None = None, *, adds: bool = True) -> None:
+        self.kinds, self._adds = dict(kinds or {}), adds
+        self.values: list[Any] = []  # the loss of each call
+        self.layers: list[Any] = []  # the layer of each call
+        self.calls: list[tuple[str, int]] = []  # its name, and how often it has added something before
+        self._graph: Any = None
+
+    @contextmanager
+    def noted(self, rows: int, total: int) -> Iterator["AddedLosses"]:
+        """While a model is called on a slice of so many rows, of a batch of `total`."""
+        self.values, self.layers, self.calls = [], [], []
+        self._graph = tf.compat.v1.get_default_graph()
+        original = keras.layers.Layer.add_loss
+
+        def add_loss(layer: Any, loss: Any) -> None:
+            # Keras calls layers in graphs of its own too, only to see shapes.
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                original(layer, loss)
+                return
+            for one in tf.nest.flatten(loss):
+                value = self._added(layer, one, total / rows)
+                if self._adds:
+                    original(layer, value)
+
+        keras.layers.Layer.add_loss = unconverted(add_loss)
+        try:
+            yield self
+        finally:
+            keras.layers.Layer.add_loss = original
+
+    def _added(self, layer: Any, loss: Any, factor: float) -> Any:
+        call = layer.name, self.layers.count(layer)
+        self.layers.append(layer)
+        self.calls.append(call)
+        # One value per example, which Keras adds up.
+        several = loss.shape.rank != 0
+        value = tf.reduce_sum(loss) if several else loss
+        self.values.append(tf.stop_gradient(tf.cast(value, tf.float64)))
+        kind = self.kinds.setdefault(call, SUM if several else MEAN)
+        return value * tf.constant(factor, value.dtype) if kind == SUM else value
+
+
+def kinds(
+    whole: Sequence[float], slices: Sequence[Sequence[float]], counts: Sequence[int], step: float
+) -> list[str]:
+    """Of each added loss whether it is a sum over the examples, told from a batch and its slices."""
+    return [_kind(value, [own[i] for own in slices], counts, step) for i, value in enumerate(whole)]
+
+
+def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: float) -> str:
+    mean = sum(part * n for part, n in zip(parts, counts, strict=True)) / sum(counts)
+    total = sum(parts)
+    # With dropout or local statistics neither is exact; one is N times the other.
+    return SUM if abs(whole - total) < abs(whole - mean) - step * abs(whole) else MEAN
+
+
+def unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
+    """Outputs of a model that are not one for each example, so that those of slices cannot be joined."""
+    for i, output in enumerate(tf.nest.flatten(prediction)):
+        shape = None if output is None else tuple(output.shape)
+        if shape is not None and (not shape or shape[0] not in (None, rows)):
+            what = "a number" if not shape else f"of shape {shape}"
+            rule = f"is {what} for a slice of {rows} examples, whose first dim must be that of the examples"
+            fix = "Return one value for each example, or train on one device: devices=1"
+            yield Problem("output of the model", i, rule, fix)
+
+
+def joined(predictions: Sequence[Any]) -> Any:
+    """The prediction for a batch, from those for its slices. A model may give none."""
+    return tf.nest.map_structure(
+        lambda *parts: None if parts[0] is None else tf.concat(parts, axis=0), *predictions
+    )

@@ -1,0 +1,165 @@
+"""One batch computed by one device and by several, value by value, and how much one differs from itself.
+
+Whoever looks says how a batch is run; all that is written meanwhile is put back. How much may differ is
+found out on one device (see `parallel.tolerance`), where the two are not as good as equal.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+from colonnade.run.parallel.gap import gap, largest, nudged
+from colonnade.run.parallel.rounding import coarsest
+from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, most_noise, noise, scales
+from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.trace.captures import ancestors, nodes
+from colonnade.run.trace.traced import Traced
+from colonnade.run.variables.aggregation import is_random_state
+
+# What a person or a program outside would see once more if a function is run to be looked at.
+SEEN_OUTSIDE = (
+    "PrintV2",
+    "PyFunc",
+    "EagerPyFunc",
+    "PyFuncStateless",
+    "WriteSummary",
+    "WriteScalarSummary",
+    "WriteRawProtoSummary",
+)
+# Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
+DRAWS = 3
+# Of these kinds there is one value for each example, and no sum over them.
+BY_EXAMPLE = ("prediction",)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one device and several make of a batch.
+
+    Args:
+        batch: the first one.
+        whole: the trace of the whole batch.
+        ends: tensors in it behind which all that matters is computed.
+        alone: what one device makes of a batch like this one, by name.
+        together: what several devices make of it.
+        writes: all variables that either writes.
+    """
+
+    batch: Arguments
+    whole: Traced
+    ends: tuple[Any, ...]
+    alone: Callable[[Arguments], Values]
+    together: Callable[[], Values]
+    writes: tuple[tf.Variable, ...]
+
+    @property
+    def silent(self) -> bool:
+        """Whether running it once more is seen by nobody."""
+        graph = self.whole.concrete.graph.as_graph_def()
+        return not any(node.op in SEEN_OUTSIDE for node in nodes(graph))
+
+    @cached_property
+    def one(self) -> Values:
+        with self.kept():
+            return self.alone(self.batch)
+
+    @cached_property
+    def several(self) -> Values:
+        with self.kept():
+            return self.together()
+
+    @cached_property
+    def rows(self) -> tuple[Comparison, ...]:
+        """Value by value; where one differs, the cause is `slices`: it is for others to find a better one."""
+        gaps = {leaf: gap(value, self.several.get(leaf)) for leaf, value in self.one.items()}
+        rounding = {leaf: self.step * largest(value) for leaf, value in self.one.items()}
+        if any(gaps[leaf] > margin(self.step) * rounding[leaf] for leaf in gaps):
+            kinds = scales(self.one)
+            most = {k: most_noise(v, kinds[kind(k)], self.step, self.size) for k, v in self.one.items()}
+            # What no rounding can be needs no finding out.
+            beyond = any(gaps[leaf] > margin(self.step) * most[leaf] for leaf in gaps)
+            rounding = most if beyond else self._noise(kinds)
+        allowed = {leaf: margin(self.step) * rounding[leaf] for leaf in gaps}
+        causes = {leaf: "slices" if gaps[leaf] > allowed[leaf] else None for leaf in gaps}
+        return tuple(Comparison(leaf, self.size, gaps[leaf], allowed[leaf], causes[leaf]) for leaf in gaps)
+
+    @property
+    def unequal(self) -> list[Comparison]:
+        """Those that differ."""
+        return [row for row in self.rows if not row.equal]
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether runs on one device differ: it draws numbers. Of all that is written only streams go on."""
+        allowed = {row.leaf: row.tolerance for row in self.rows}
+        with self.kept():
+            for _ in range(DRAWS):
+                with self.kept(but_streams=True):
+                    again = self.alone(self.batch)
+                if any(gap(value, again.get(leaf)) > allowed[leaf] for leaf, value in self.one.items()):
+                    return True
+        return False
+
+    @property
+    def size(self) -> int:
+        return self.batch.size("the batch") or 0
+
+    @cached_property
+    def step(self) -> float:
+        """The coarsest step of the floats on the way to what matters."""
+        ops = [end.op for end in self.ends if end.dtype.is_floating]
+        return coarsest(ancestors(*ops), but=("Placeholder", "Const"))
+
+    def _noise(self, kinds: dict[str, float]) -> dict[str, float]:
+        """What rounding does on one device."""
+        moved, orders, found = self._moved(), [self._permuted()], {}
+        for leaf, value in self.one.items():
+            others = () if kind(leaf).startswith(BY_EXAMPLE) else orders
+            found[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
+        return found
+
+    def _moved(self) -> list[Values]:
+        """With the last digits of all floats moved, those of inputs and of variables."""
+        rng, found = np.random.default_rng(0), []
+        floats = [v for v in self.whole.variables if v.dtype.is_floating]
+        for _ in range(MOVES):
+            values = [
+                nudged(leaf.value, self.step, rng) if _is_float(leaf.value) else leaf.value
+                for leaf in self.batch.leaves
+            ]
+            with self.kept(floats):
+                for variable in floats:
+                    variable.assign(nudged(variable.numpy(), self.step, rng))
+                found.append(self.alone(self.batch.with_values(values)))
+        return found
+
+    def _permuted(self) -> Values:
+        """With the examples in another order."""
+        order = np.random.default_rng(0).permutation(self.size)
+        with self.kept():
+            return self.alone(self.batch.rows(order))
+
+    @contextmanager
+    def kept(self, more: Iterable[tf.Variable] = (), *, but_streams: bool = False) -> Iterator[None]:
+        """Puts back what is written, and some variables more."""
+        streams = {c.variable.ref() for c in self.whole.captures if _is_stream(c)} if but_streams else set()
+        before = {v.ref(): tf.identity(v) for v in (*self.writes, *more) if v.ref() not in streams}
+        try:
+            yield
+        finally:
+            for ref, value in before.items():
+                ref.deref().assign(value)
+
+
+def _is_stream(capture: Any) -> bool:
+    return capture.variable is not None and capture.written and is_random_state(capture)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating

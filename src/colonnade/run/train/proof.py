@@ -1,0 +1,161 @@
+"""The proof on the first batch: what several devices compute for it, in slices, against one device.
+
+Before the first update, loss, gradients and metrics of a batch are computed twice, from the traces that the
+training uses: as a whole, and slice by slice and added up as a step does it. Every state is put back.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+from colonnade.run.engine.gradients import slice_specs, slices
+from colonnade.run.move.reduce import star
+from colonnade.run.parallel.gap import dense
+from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.step.objective import Objective, Share
+from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.sync_cut import call_with_sums
+from colonnade.run.train.look import Look
+from colonnade.run.variables.aggregation import is_random_state
+
+# Of what the slices returned beside losses, more to compare: called with the shares and their batch.
+More = Callable[[Sequence[Share], Arguments], Values]
+
+
+def nothing_more(shares: Sequence[Share], batch: Arguments) -> Values:
+    return {}
+
+
+@dataclass(frozen=True)
+class InSlices:
+    """A batch computed as a whole and in slices.
+
+    Args:
+        whole: the trace of the whole batch.
+        parts: a trace for each slice.
+        counts: the sizes of the slices.
+        batch: the first one.
+        device: where to compute.
+        more: what to compare beside loss, metrics and gradients.
+    """
+
+    whole: Objective
+    parts: Sequence[Objective]
+    counts: Sequence[int]
+    batch: Arguments
+    device: str
+    more: More = nothing_more
+
+    @classmethod
+    def traced(
+        cls,
+        trace: Callable[[Arguments], Objective],
+        counts: Sequence[int],
+        batch: Arguments,
+        device: str,
+        more: More = nothing_more,
+    ) -> "InSlices":
+        """With traces of its own, that no training uses."""
+        (whole,) = slice_specs(batch, [sum(counts)])
+        made = {count: trace(part) for count, part in zip(counts, slice_specs(batch, counts), strict=True)}
+        return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
+
+    @cached_property
+    def look(self) -> Look:
+        share = self.whole.structure
+        ends = tf.nest.flatten([share.loss, [g for g in share.gradients if g is not None]], True)
+        written = {v.ref(): v for traced in (self.whole, *self.parts) for v in traced.written}
+        return Look(
+            self.batch,
+            self.whole,
+            tuple(ends),
+            lambda batch: self._values(self._shares([self.whole], [sum(self.counts)], batch), batch),
+            lambda: self._values(self._shares(self.parts, self.counts, self.batch), self.batch),
+            tuple(written.values()),
+        )
+
+    @property
+    def summed(self) -> bool:
+        """Whether the loss of the whole is the sum of the slices' losses, and not their mean."""
+        losses, loss = self._losses_of_slices, float(self.look.one["loss"])
+        if losses is None:
+            return False
+        return bool(abs(sum(losses) - loss) <= np.sqrt(self.look.step) * max(abs(loss), *map(abs, losses)))
+
+    @cached_property
+    def _losses_of_slices(self) -> list[float] | None:
+        """Those of means, which a step weighs by size; None where weights are said."""
+        with self.look.kept():
+            shares, total = self._shares(self.parts, self.counts, self.batch), sum(self.counts)
+        if shares[0].weight is not None:
+            return None
+        return [float(s.loss) * total / count for s, count in zip(shares, self.counts, strict=True)]
+
+    @property
+    def changes_states(self) -> bool:
+        """Whether the function changes variables that are not those of random generators."""
+        written = [c for c in self.whole.captures if c.variable is not None and c.written]
+        return any(not is_random_state(capture) for capture in written)
+
+    def outputs(self) -> tuple[Any, list[Any]]:
+        """What else the function returned: for the whole, and for each slice."""
+        with self.look.kept():
+            (whole,) = self._shares([self.whole], [sum(self.counts)], self.batch)
+        with self.look.kept():
+            parts = self._shares(self.parts, self.counts, self.batch)
+        return whole.outputs, [share.outputs for share in parts]
+
+    def _shares(self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments) -> list[Share]:
+        parts = [part.components() for part in slices(batch, counts)]
+        devices: list[str] = [self.device] * len(counts)
+        bound: list[Mapping[Any, Any]] = [{}] * len(counts)
+        with tf.device(self.device):
+            results = call_with_sums(traces, devices, parts, bound, star(len(counts)))
+        return [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
+
+    def _values(self, shares: Sequence[Share], batch: Arguments) -> Values:
+        """Loss, metrics and gradients of the whole batch, by name."""
+        weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0
+        values = {"loss": _total([s.loss for s in shares], weight)}
+        for name in shares[0].metrics:
+            values[f"metric {name}"] = _total([s.metrics[name] for s in shares], weight)
+        values |= self.more(shares, batch)
+        for i, parameter in enumerate(self.whole.parameters):
+            there = [s.gradients[i] for s in shares if s.gradients[i] is not None]
+            if there:
+                name = unlike(values, f"gradient of {_name(parameter)}")
+                values[name] = _total([self._dense(i, g) for g in there], weight)
+        return values
+
+    def _dense(self, i: int, gradient: Any) -> Any:
+        """Of a table that is looked up in rows, the rows that are there; of all others, everything."""
+        every = [traced.structure.gradients[i] for traced in (self.whole, *self.parts)]
+        if not all(isinstance(g, tf.IndexedSlices) for g in every):
+            return dense(gradient)
+        indices, values = gradient.indices.numpy(), dense(gradient.values)
+        known = self._looked_up.setdefault(i, np.unique(indices))
+        places = np.searchsorted(known, indices)
+        if (places >= len(known)).any() or (known[np.minimum(places, len(known) - 1)] != indices).any():
+            return np.full((len(known), *values.shape[1:]), np.inf)  # a row that one device does not touch
+        rows = np.zeros((len(known), *values.shape[1:]), values.dtype)
+        np.add.at(rows, places, values)
+        return rows
+
+    @cached_property
+    def _looked_up(self) -> dict[int, np.ndarray]:
+        return {}
+
+
+def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:
+    total = np.sum([dense(p) if isinstance(p, tf.Tensor) else p for p in parts], axis=0)
+    return np.asarray(total if weight is None else total / weight)
+
+
+def _name(variable: tf.Variable) -> str:
+    known = keras_variable(variable)
+    return variable.name if known is None else str(known.path)

@@ -1,0 +1,89 @@
+"""The proof on the first batch for a step of a model's own: the gradients that it applies, and its logs."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments, flatten, is_tensor
+from colonnade.run.parallel.gap import dense
+from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.trace.traced import Traced
+from colonnade.run.train.look import Look
+
+
+class Replicated(Protocol):
+    """A step of several replicas (see `own_step`)."""
+
+    devices: tuple[str, ...]
+    names: list[str]
+    copies: Any
+
+    def counts(self, batch: Arguments) -> tuple[int, ...]: ...
+
+    def traces(self, batch: Arguments) -> list[Traced]: ...
+
+    def whole(self, batch: Arguments) -> Traced: ...
+
+    def called(self, traces: Sequence[Traced], batch: Arguments) -> list[list[Any]]: ...
+
+
+class StepInSlices:
+    """One batch through the step of one device, and of several; every variable is put back."""
+
+    def __init__(self, step: Replicated, batch: Arguments) -> None:
+        self._step, self._batch, self._counts = step, batch, step.counts(batch)
+        self.whole, self._parts = step.whole(batch), step.traces(batch)
+
+    @cached_property
+    def look(self) -> Look:
+        copies = self._step.copies.every()
+        written = {v.ref(): v for traced in (self.whole, *self._parts) for v in traced.written}
+        return Look(
+            self._batch,
+            self.whole,
+            tuple(self.whole.outputs),
+            self._alone,
+            self._together,
+            (*written.values(), *copies),
+        )
+
+    @property
+    def changes_states(self) -> bool:
+        """Whether it changes variables by what is of a slice, other than random generators."""
+        return any(not variable.dtype.is_integer for variable in self._step.copies.local.values())
+
+    @property
+    def summed(self) -> bool:
+        """Whether gradients of one device are about as many times larger as there are slices: of a sum."""
+        pairs = [(v, self.look.several.get(k)) for k, v in self.look.one.items() if k.startswith("gradient")]
+        norms = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs if b is not None]
+        ratios = [a / b for a, b in norms if b > 0]
+        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self._counts))
+
+    def _alone(self, batch: Arguments) -> Values:
+        leaves = self.whole.on(self._step.devices[0], batch.components(), {})
+        return self._values([self.whole.pack(leaves)], [sum(self._counts)])
+
+    def _together(self) -> Values:
+        self._step.copies.begin()
+        results = self._step.called(self._parts, self._batch)
+        packed = [traced.pack(leaves) for traced, leaves in zip(self._parts, results, strict=True)]
+        return self._values(packed, self._counts)
+
+    def _values(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
+        """Logs, and what optimizers were given, by name."""
+        values: Values = {}
+        for leaves in zip(*(flatten(logs) for logs, *_ in results), strict=True):
+            path, first = leaves[0]
+            if is_tensor(first):
+                numbers = [dense(leaf) for _, leaf in leaves]
+                values[f"log{path}"] = np.average(numbers, axis=0, weights=counts)
+        for name, gradient in zip(self._step.names, results[0][1], strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                # An optimizer sees how often a row comes.
+                values[unlike(values, f"rows of {name}")] = np.sort(gradient.indices.numpy())
+            values[unlike(values, f"gradient of {name}")] = dense(gradient)
+        return values

@@ -1,0 +1,207 @@
+"""What becomes of the proof on the first batch (`prove=`): a line that says it, an error, or a warning.
+
+What is documented to differ is told apart by testing: what draws random numbers differs from itself, and
+what happens only in training (dropout, statistics of a batch) is not there without it. The rest is a mistake.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.zeros import with_zeros
+from colonnade.run.engine.gradients import slice_specs, slices
+from colonnade.run.engine.traces import Traces
+from colonnade.run.memory.estimate import limited, misfits, of_replicas
+from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.step.objective import Objective
+from colonnade.run.sync.lockstep import Lockstep
+from colonnade.run.trace.keras_owner import layer_of
+from colonnade.run.trace.traced import Traced
+from colonnade.run.train.look import Look
+from colonnade.run.train.proof import InSlices, More, nothing_more
+from colonnade.run.train.step_in_slices import StepInSlices
+
+Trace = Callable[[Arguments], Objective]
+Found = InSlices | StepInSlices
+
+TOO_LARGE = "not proved on the first batch: it is too large for one device"
+GO_ON = 'prove="warn" goes on all the same'
+
+
+def of_prove(prove: Any) -> Iterator[Problem]:
+    """What is wrong with a value of `prove=`."""
+    if not any(prove is value for value in (True, False)) and prove != "warn":
+        yield Problem("prove", prove, 'must be True, False or "warn"', "Leave it out to prove")
+
+
+class Prover:
+    """Makes the proof on a first batch, and says what came of it.
+
+    Args:
+        prove: True, False or "warn".
+        where: who asks, for messages.
+        say: prints a line.
+    """
+
+    def __init__(self, prove: bool | str, where: str, say: Callable[[str], Any]) -> None:
+        self.wanted, self._warns = prove is not False, prove == "warn"
+        self._where, self._say = where, say
+
+    def in_training(
+        self, traces: Traces, batch: Arguments, counts: Sequence[int], more: More = nothing_more
+    ) -> InSlices:
+        """The batch as the training computes it, from the traces that it uses."""
+        parts = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
+        return InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
+
+    def fits(self, traces: Traces, batch: Arguments) -> bool:
+        """Whether one device, whose limit is known, can hold the whole batch; if not, that is said."""
+        device = traces.devices[:1]
+        if not limited(device):
+            return True
+        whole, rows = traces.of_one_device(batch), batch.size(self._where) or 0
+        (part,) = slices(with_zeros(batch), [rows])
+        if not any(misfits(of_replicas(whole, traces.optimizer, part, device, "shared", 1))):
+            return True
+        self._say(TOO_LARGE)
+        return False
+
+    def proved(self, look: Look) -> bool:
+        """Whether nothing differs; then it is said."""
+        if not look.silent:
+            self._say("not proved on the first batch: the loss prints, writes summaries or calls Python")
+            return True
+        try:
+            if look.unequal:
+                return False
+        except tf.errors.ResourceExhaustedError:
+            self._say(TOO_LARGE)
+            return True
+        self._say(f"proved on the first batch: {_largest(look.rows)}")
+        return True
+
+    def proved_but_for_training(self, trained: Found, calm: Found) -> bool:
+        """Whether what differs is there only in training: random numbers, or statistics that it keeps."""
+        if calm.look.unequal or not (trained.look.random or trained.changes_states):
+            return False
+        what = "random numbers" if trained.look.random else "statistics of the slices"
+        self._say(f"proved on the first batch, without the {what} of training: {_largest(calm.look.rows)}")
+        return True
+
+    def random(self) -> None:
+        """Nothing can be compared."""
+        self._say("not proved on the first batch: it draws random numbers, which are others on each device")
+
+    def examine(self, engine: Lockstep, trace: Trace, name: str, batch: Arguments) -> None:
+        """Prove what a function computes; raise, if it is not the same on several devices.
+
+        Args:
+            engine: what trains.
+            trace: traces the function, for nobody else's use.
+            name: of the function.
+            batch: the first one.
+        """
+        counts = engine.cut(batch)
+        if len(counts) < 2 or not self.fits(engine.traces, batch):
+            return
+        trained = self.in_training(engine.traces, batch, counts)
+        if self.proved(trained.look):
+            return
+        calm = _without_training(trained, trace)
+        if calm is None or not self.proved_but_for_training(trained, calm):
+            self.refuse(trained, calm, ("loss", name))
+
+    def examine_step(self, trained: StepInSlices, again: Callable[[], StepInSlices], name: str) -> None:
+        """Prove what a step of a model's own does; raise, if it is not the same on several devices.
+
+        `again` traces it once more, as it is by then.
+        """
+        if self.proved(trained.look):
+            return
+        norms = _norms(trained.whole)
+        calm = None
+        if norms and not trained.look.random:
+            with _frozen(norms):
+                calm = again()
+        if calm is None or not self.proved_but_for_training(trained, calm):
+            self.refuse(trained, calm, ("train_step", name))
+
+    def refuse(self, trained: Found, calm: Found | None, source: tuple[str, Any]) -> None:
+        """Say what differs and why, unless that is because of random numbers."""
+        found = calm if calm is not None and calm.look.unequal else trained
+        if found.look.random and not (isinstance(found, StepInSlices) and found.summed):
+            self.random()
+        else:
+            self._told(_problem(found, source))
+
+    def _told(self, problem: Problem) -> None:
+        if not self._warns:
+            raise InvalidArgument(self._where, [problem])
+        warnings.warn(f"{self._where}: {problem}", stacklevel=2)
+
+
+def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
+    """The same without what happens only in training, if the function can be asked for that."""
+    leaves = trained.batch.leaves
+    if any(leaf.path == "training" and leaf.role == "fixed" for leaf in leaves):
+        values = [False if leaf.path == "training" else leaf.value for leaf in leaves]
+        batch = trained.batch.with_values(values)
+        return InSlices.traced(trace, trained.counts, batch, trained.device)
+    norms = _norms(trained.whole)
+    if not norms:
+        return None
+    with _frozen(norms):
+        return InSlices.traced(trace, trained.counts, trained.batch, trained.device)
+
+
+def _norms(traced: Traced) -> list[Any]:
+    """Batch normalisations whose statistics are those of the slice."""
+    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    norm = keras.layers.BatchNormalization
+    return [layer for layer in layers.values() if isinstance(layer, norm) and not layer.synchronized]
+
+
+@contextmanager
+def _frozen(norms: Sequence[Any]) -> Iterator[None]:
+    """While they do as without training: they take the moving averages."""
+    for layer in norms:
+        layer.trainable = False
+    try:
+        yield
+    finally:
+        for layer in norms:
+            layer.trainable = True
+
+
+def _largest(rows: Sequence[Comparison]) -> str:
+    """Of the value that comes nearest to its tolerance."""
+    if not rows:
+        return "it gives nothing to compare"
+    worst = max(rows, key=lambda row: row.difference / row.tolerance if row.tolerance else 0.0)
+    return f"largest difference {worst.difference:.1g}, allowed {worst.tolerance:.1g} ({worst.leaf})"
+
+
+def _problem(found: Found, source: tuple[str, Any]) -> Problem:
+    """In the words of what was found: the first value that differs, and what shows why."""
+    unequal = found.look.unequal
+    worst = next((row for row in unequal if row.leaf.startswith("prediction")), unequal[0])
+    seen = f"{worst.leaf} differs by {worst.difference:.2g} from one device on the first batch, and "
+    seen += f"{worst.tolerance:.1g} is rounding"
+    if worst.leaf.startswith("prediction"):
+        rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
+        fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
+        return Problem("model", source[1], rule, fix)
+    if found.summed:
+        rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
+        fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"
+    else:
+        rule = f"is not the mean of the losses of slices: {seen}"
+        fix = "Where examples are left out, return cn.Weighted(losses, weights) to cn.Trainer; where they "
+        fix += f"influence each other, train on one device (devices=1); {GO_ON}"
+    return Problem(*source, rule, fix)

@@ -1,0 +1,134 @@
+"""Copies of all variables that a step of the user's own writes: one set for each replica.
+
+Replica 0 works on the variables themselves. The others set out from the same values, and those that depend on
+the batch only through sums over the replicas end as the same values too. What is left is of a slice: moving
+averages become the mean over the replicas, by the sizes of their slices, or what `aggregation=` says.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.trace.captures import READS
+from colonnade.run.trace.sync_cut import reached
+from colonnade.run.trace.traced import Traced
+from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
+from colonnade.run.variables.homes import Bindings, copy_of
+
+
+class ReplicaCopies:
+    """The variables of each replica."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._copies: list[dict[Any, tf.Variable]] = [{} for _ in devices]  # by ref
+        self._aliases: list[dict[Any, Any]] = [{} for _ in devices]  # handles of what is only read
+        self._random: set[Any] = set()  # refs: each replica has a stream of its own
+        self.local: dict[Any, tf.Variable] = {}  # what replicas end with values of their own in
+
+    def bindings(self, replica: int, traced: Traced) -> Bindings:
+        """The handles for a trace, in eager code the first time."""
+        return {
+            capture.variable.ref(): self._own(replica, capture).handle
+            if capture.written
+            else self._alias(replica, capture.variable)
+            for capture in traced.captures
+            if capture.variable is not None
+        }
+
+    def _own(self, replica: int, capture: Any) -> tf.Variable:
+        variable, ref = capture.variable, capture.variable.ref()
+        if replica == 0:
+            return variable
+        if ref not in self._copies[replica]:
+            copy = self._copies[replica][ref] = copy_of(variable, self._devices[replica])
+            if is_random_state(capture):
+                self._random.add(ref)
+                with tf.init_scope():
+                    copy.assign(another_stream(variable, replica))
+        return self._copies[replica][ref]
+
+    def _alias(self, replica: int, variable: tf.Variable) -> Any:
+        """Another tensor for each replica, so that TensorFlow does not take their reads for writes."""
+        own = self._aliases[replica]
+        if variable.ref() not in own:
+            with tf.init_scope(), tf.device(variable.device):
+                own[variable.ref()] = tf.identity(variable.handle)
+        return own[variable.ref()]
+
+    def note(self, traced: Traced) -> None:
+        """Find out which variables are of a slice after this trace."""
+        self.local |= {variable.ref(): variable for variable in local_variables(traced)}
+
+    def every(self) -> list[tf.Variable]:
+        """All copies."""
+        return [copy for copies in self._copies for copy in copies.values()]
+
+    def begin(self) -> None:
+        """All replicas set out from the variables; random streams go on."""
+        for copies in self._copies:
+            for ref, copy in copies.items():
+                if ref not in self._random:
+                    copy.assign(ref.deref().read_value())
+
+    def before(self) -> dict[Any, Any]:
+        """The values from which sums set out."""
+        return {ref: v.read_value() for ref, v in self.local.items() if rule_of(v) == "sum"}
+
+    def settle(self, shares: Sequence[float], before: dict[Any, Any]) -> list[Any]:
+        """Ops that make one value of those that are of a slice; `shares` are the sizes of the slices."""
+        ops = []
+        for ref, variable in self.local.items():
+            rule = rule_of(variable)
+            if ref in self._random or rule == "first":
+                continue
+            copies = [variable, *(self._copies[i][ref] for i in range(1, len(shares)))]
+            values = [copy.read_value() for copy in copies]
+            if rule == "sum":
+                value = before[ref] + tf.add_n([v - before[ref] for v in values])
+            else:
+                value = tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
+            ops.append(variable.assign(value))
+        return ops
+
+
+def local_variables(traced: Traced) -> list[tf.Variable]:
+    """Variables into which a trace writes what depends on its slice other than through sums."""
+    written = [(v, op) for v, op in _handles(traced) if v.ref() in {w.ref() for w in traced.written}]
+    return [variable for variable, handle in written if _is_local(handle, _tainted(traced))]
+
+
+def local_outputs(traced: Traced) -> list[bool]:
+    """For each output of a trace whether it is of the slice."""
+    tainted = _tainted(traced)
+    return [output.op.name in tainted for output in traced.outputs]
+
+
+def _tainted(traced: Traced) -> set[str]:
+    """The nodes whose values are of the slice: made from it, from random numbers, or from such variables."""
+    inputs = traced.concrete.inputs
+    batch = {tensor.op.name for tensor in inputs[: len(inputs) - len(traced.captures)]}
+    handles = _handles(traced)
+    drawn = [c.variable.ref() for c in traced.captures if c.variable is not None and is_random_state(c)]
+    sources = batch | {op.name for variable, op in handles if variable.ref() in drawn}
+    sources |= {op.name for op in traced.concrete.graph.get_operations() if "Random" in op.type}
+    while True:
+        tainted = reached(sources, traced)
+        more = {op.name for _, op in handles if op.name not in sources and _is_local(op, tainted)}
+        if not more:
+            return tainted
+        sources |= more
+
+
+def _is_local(handle: Any, tainted: Iterable[str]) -> bool:
+    """Whether something of the slice is written to the variable of a handle."""
+    writers = [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
+    return any(op.name in tainted for op in writers)
+
+
+def _handles(traced: Traced) -> list[tuple[tf.Variable, Any]]:
+    inputs = traced.concrete.inputs
+    placeholders = inputs[len(inputs) - len(traced.captures) :]
+    pairs = zip(traced.captures, placeholders, strict=True)
+    return [(capture.variable, tensor.op) for capture, tensor in pairs if capture.variable is not None]

@@ -1,0 +1,44 @@
+"""Which dims are open, from which batch on."""
+
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments, broadcast
+from colonnade.run.batch.widths import Widths
+
+
+def shapes(widths, *batch):
+    return [leaf.shape for leaf in widths.opened(Arguments(batch, {})).leaves if leaf.role != "fixed"]
+
+
+def test_a_dim_is_open_from_its_second_size_on_and_stays_so():
+    widths = Widths()
+    assert shapes(widths, tf.ones([4, 7, 2]), tf.ones([4])) == [(4, 7, 2), (4,)]
+    assert shapes(widths, tf.ones([4, 9, 2]), tf.ones([4])) == [(4, None, 2), (4,)]
+    assert shapes(widths, tf.ones([4, 7, 2]), tf.ones([4])) == [(4, None, 2), (4,)]
+    assert shapes(widths, tf.ones([4, 7, 3]), tf.ones([4])) == [(4, None, None), (4,)]
+
+
+def test_the_first_dim_and_what_passes_whole_are_known():
+    widths = Widths()
+    for rows, width in ((4, 5), (3, 6)):
+        found = shapes(widths, tf.ones([rows, 2]), broadcast(tf.ones([2, width])))
+        assert found == [(rows, 2), (2, width)]
+
+
+def test_batches_of_another_kind_have_widths_of_their_own():
+    widths = Widths()
+    assert shapes(widths, tf.ones([4, 7])) == [(4, 7)]
+    assert shapes(widths, tf.ones([4, 9], tf.float64)) == [(4, 9)]
+    assert shapes(widths, tf.ones([4, 9])) == [(4, None)]
+
+
+def test_ragged_tensors_are_left_alone():
+    widths, one = Widths(), tf.ragged.constant([[1, 2], [3]])
+    assert shapes(widths, one) == [(2, None)]
+    assert shapes(widths, tf.ragged.constant([[1, 2, 3], [3]])) == [(2, None)]
+
+
+def test_specs_are_those_of_a_trace():
+    batch = Arguments((tf.ones([4, 7]), tf.ragged.constant([[1.0], [2.0], [], []])), {}).opened([(1,), ()])
+    assert [spec.shape.as_list() for spec in batch.specs()] == [[4, None], [2], [5]]
+    assert batch.key() == batch.with_components([tf.ones([4, 9]), *batch.components()[1:]]).key()

@@ -1,0 +1,59 @@
+"""What a look at one batch compares, and what it leaves as it was."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from colonnade.run.batch.split import Arguments
+from colonnade.run.trace.traced import trace
+from colonnade.run.train.look import Look
+
+X = tf.constant(np.linspace(0.5, 1.5, 12).reshape(6, 2).astype("float32"))
+
+
+def look(fn, together, writes=()):
+    batch = Arguments((X,), {})
+    traced = trace(fn, X)
+
+    def alone(given):
+        return {"loss": traced.concrete(*given.components())[0].numpy()}
+
+    return Look(batch, traced, tuple(traced.outputs), alone, lambda: {"loss": together}, tuple(writes))
+
+
+def total(x):
+    return tf.reduce_sum(x * x)
+
+
+def test_rounding_is_equal_and_more_is_not():
+    exact = float(total(X))
+    assert look(total, np.float32(exact * (1 + 1e-7))).unequal == []
+    (row,) = look(total, np.float32(exact * (1 + 1e-4))).unequal
+    assert (row.leaf, row.batch, row.cause) == ("loss", 6, "slices")
+    assert row.difference == pytest.approx(exact * 1e-4, rel=0.01)
+    assert look(total, None).unequal[0].difference == float("inf")
+
+
+def test_variables_are_put_back_and_random_numbers_are_known():
+    count, generator = tf.Variable(0.0), tf.random.Generator.from_seed(1)
+
+    def noisy(x):
+        count.assign_add(1.0)
+        return total(x) * generator.normal([])
+
+    before = generator.state.numpy()
+    found = look(noisy, np.float32(0.0), [count, generator.state])
+    assert found.unequal
+    assert found.random
+    assert not look(total, np.float32(0.0)).random
+    assert float(count) == 0.0
+    np.testing.assert_array_equal(generator.state.numpy(), before)
+
+
+def test_floats_in_halves_are_allowed_what_halves_lose():
+    def halves(x):
+        return tf.cast(total(tf.cast(x, tf.bfloat16)), tf.float32)
+
+    found = look(halves, np.float32(float(halves(X)) * 1.01))
+    assert found.step == 2.0**-7
+    assert found.unequal == []

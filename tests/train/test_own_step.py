@@ -1,0 +1,115 @@
+"""A `train_step` of a model's own through `cn.fit`: what Keras has around it; see keras_programs too."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(22, 6)).astype("float32")
+Y = RNG.normal(size=(22, 2)).astype("float32")
+
+
+class Stepped(keras.Model):
+    """Counts how often it is traced; its layers are those of local statistics."""
+
+    def __init__(self, norm=False):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.norm = keras.layers.BatchNormalization() if norm else None
+        self.traces = 0
+
+    def call(self, x, training=False):
+        x = self.dense(x)
+        return x if self.norm is None else self.norm(x, training=training)
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        self.traces += 1
+        with tf.GradientTape() as tape:
+            each = ops.mean((self(x, training=True) - y) ** 2, axis=-1)
+            loss = ops.mean(each if weight is None else each * weight)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def model(**options):
+    keras.utils.set_random_seed(0)
+    made = Stepped(**options)
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.9), steps_per_execution=2)
+    return made
+
+
+def test_rates_callbacks_weights_and_later_fits_are_those_of_keras():
+    def rates(epoch, rate):
+        return rate * 0.5
+
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 4})):
+        made = model()
+        callbacks = [keras.callbacks.LearningRateScheduler(rates)]
+        options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0, **more}
+        history = fit(made, X, Y, sample_weight=np.arange(22.0), callbacks=callbacks, **options).history
+        made.dense.kernel.assign(made.dense.kernel * 0.5)  # what the user assigns counts
+        fit(made, X, Y, **options)
+        both.append([*history.values(), *made.get_weights(), *[v.numpy() for v in made.optimizer.variables]])
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_second_fit_traces_nothing():
+    made = model()
+    cn.fit(made, X[:20], Y[:20], devices=2, batch_size=10, verbose=0)
+    before = made.traces
+    cn.fit(made, X[:20], Y[:20], devices=2, batch_size=10, verbose=0)
+    assert made.traces == before
+
+
+def test_statistics_of_slices_are_averaged_and_said(capsys):
+    made = model(norm=True)
+    x = np.concatenate([np.zeros([4, 6]), np.ones([4, 6])]).astype("float32")
+    made.dense.build((None, 6))
+    cn.fit(made, x, Y[:8], devices=2, batch_size=8, shuffle=False, verbose=2)
+    assert "without the statistics of the slices of training" in capsys.readouterr().out
+    assert made.norm.trainable
+    assert np.abs(made.norm.moving_mean.numpy()).max() > 0
+
+
+def test_other_ways_of_training_are_refused():
+    with pytest.raises(cn.InvalidArgument, match="has no meaning for a train_step"):
+        cn.fit(model(), X, Y, devices=2, sync=cn.LocalSGD(2))
+
+
+class Makes(Stepped):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def test_a_train_function_of_its_own_is_refused():
+    made = Makes()
+    made.compile("sgd")
+    with pytest.raises(cn.InvalidArgument, match="Override train_step instead"):
+        cn.fit(made, X, Y, devices=2)
+
+
+class Idle(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+def test_a_step_that_gives_nothing():
+    made = Idle()
+    made.compile()
+    assert cn.fit(made, X, Y, devices=2, verbose=0).history == {}
+
+
+def test_a_step_of_the_instance_is_run_too():
+    made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    made.train_step = lambda data: {"answer": tf.constant(42.0)}
+    assert cn.fit(made, X, Y, devices=2, verbose=0).history == {"answer": [42.0]}

@@ -1,0 +1,108 @@
+"""`prove=` of `Trainer.fit`: what is refused, with its cause, and what is let go."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from blocks import DTYPE, LOOKUPS, ROWS, WIDTH, model
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(16, 4)).astype("float32")
+
+
+def fit(loss, *data, devices=2, optimizer=None, **options):
+    trainer = cn.Trainer(loss, optimizer or keras.optimizers.SGD(0.1), devices=devices)
+    return trainer.fit(data or (X,), batch_size=8, steps=2, **options)
+
+
+def variable():
+    return tf.Variable(tf.ones([4]))
+
+
+def test_a_table_whose_gradient_is_dense_for_slices_and_sparse_for_the_batch_is_found():
+    """What an adaptive optimizer makes of repeated rows shows in no gradient."""
+    made = model(("embedding by size",), regularised=False)
+    data = RNG.normal(size=[4, WIDTH]), RNG.integers(0, ROWS, [4, LOOKUPS]), np.ones([4, 1])
+
+    def loss(x, ids, y):
+        return tf.reduce_mean((made([x, ids]) - tf.cast(y, DTYPE)) ** 2, axis=1)
+
+    adam = keras.optimizers.Adam(0.1)
+    trainer = cn.Trainer(loss, adam, devices=2)
+    before = made.get_weights()
+    with pytest.raises(cn.InvalidArgument, match="other rows for slices of 2 than for 4"):
+        trainer.fit(data, batch_size=4, steps=1, progress=False)
+    for a, b in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_scalar_that_is_a_sum_is_refused_and_a_warning_goes_on():
+    w = variable()
+
+    def total(x):
+        return tf.reduce_sum((x * w) ** 2)
+
+    with pytest.raises(cn.InvalidArgument, match="loss='total': is a sum over the examples"):
+        fit(total, progress=False)
+    np.testing.assert_array_equal(w.numpy(), 1.0)
+    with pytest.warns(UserWarning, match="is a sum over the examples"):
+        fit(total, progress=False, prove="warn")
+    fit(total, progress=False, prove=False)
+    fit(total, progress=False, devices=1)
+
+
+def test_examples_that_influence_each_other_are_refused():
+    w = variable()
+
+    def centred(x):
+        return tf.reduce_sum(((x - tf.reduce_mean(x, axis=0)) * w) ** 2, axis=1)
+
+    with pytest.raises(cn.InvalidArgument, match=r"is not the mean.*influence each other.*devices=1"):
+        fit(centred, progress=False)
+
+
+def test_what_is_documented_to_differ_is_let_go_and_said(capsys):
+    dense, norm, dropout = keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+
+    def normed(x):
+        return tf.reduce_mean((norm(dense(x), training=True) - 1) ** 2, axis=1)
+
+    def dropped(x, training):
+        return tf.reduce_mean((dropout(dense(x), training=training) - 1) ** 2, axis=1)
+
+    def drawn(x):
+        return tf.reduce_mean((dropout(dense(x), training=True) - 1) ** 2, axis=1)
+
+    def plain(x):
+        return tf.reduce_mean((dense(x) - 1) ** 2, axis=1)
+
+    for loss in (normed, dropped, drawn, plain):
+        fit(loss)
+    said = [line for line in capsys.readouterr().out.splitlines() if "proved" in line]
+    assert [line.partition(":")[0] for line in said] == [
+        "proved on the first batch, without the statistics of the slices of training",
+        "proved on the first batch, without the random numbers of training",
+        "not proved on the first batch",
+        "proved on the first batch",
+    ]
+    assert norm.trainable
+
+
+def test_what_a_person_would_see_twice_is_not_run_again(capfd):
+    w = variable()
+
+    def loud(x):
+        tf.print("here")
+        return tf.reduce_sum((x * w) ** 2, axis=1)
+
+    fit(loud)
+    captured = capfd.readouterr()
+    assert captured.err.count("here") == 2 * 2  # two steps on two devices
+    assert "not proved on the first batch: the loss prints" in captured.out
+
+
+def test_other_values_are_refused():
+    with pytest.raises(cn.InvalidArgument, match="prove='yes'"):
+        fit(lambda x: x, prove="yes")
