@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from colonnade.run.batch.split import broadcast
     from colonnade.run.checkpoint.checkpoint import Checkpoint
     from colonnade.run.engine.history import History, Record
+    from colonnade.run.keras_train.keras_evaluate import evaluate, predict
+    from colonnade.run.keras_train.keras_fit import fit
     from colonnade.run.parallel.parallel import make_parallel, parallel
     from colonnade.run.parallel.verify import verify
     from colonnade.run.parallel.verify_report import Report
     from colonnade.run.pipeline.pipeline import Pipeline
+    from colonnade.run.plan.planning import plan
+    from colonnade.run.plan.workload import workload
     from colonnade.run.step.objective import Weighted
     from colonnade.run.sync.lockstep import Synchronous
     from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
-    from colonnade.run.train.keras_evaluate import evaluate, predict
-    from colonnade.run.train.keras_fit import fit
     from colonnade.run.train.memory import memory
-    from colonnade.run.train.planning import plan
     from colonnade.run.train.trainer import Trainer
-    from colonnade.run.train.workload import workload
     from colonnade.run.variables.partitioned import Partitioned
     from colonnade.show.sweep import sweep
     from colonnade.show.timeline import draw
@@ -125,20 +125,20 @@ _HOME = {
     "Workload": "describe.workload",
     "broadcast": "run.batch.split",
     "draw": "show.timeline",
-    "evaluate": "run.train.keras_evaluate",
-    "fit": "run.train.keras_fit",
+    "evaluate": "run.keras_train.keras_evaluate",
+    "fit": "run.keras_train.keras_fit",
     "make_parallel": "run.parallel.parallel",
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",
     "placement": "hardware.placement",
-    "plan": "run.train.planning",
-    "predict": "run.train.keras_evaluate",
+    "plan": "run.plan.planning",
+    "predict": "run.keras_train.keras_evaluate",
     "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
     "sweep": "show.sweep",
     "verify": "run.parallel.verify",
     "width": "run.width",
-    "workload": "run.train.workload",
+    "workload": "run.plan.workload",
 }
 # TensorFlow reads the setting once, when it is imported.
 _switch_on_onednn()

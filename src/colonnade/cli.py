@@ -112,7 +112,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how to train a function: on how many devices, in which layout, and why not in another."""
-    from colonnade.run.train.described import described, kept
+    from colonnade.run.plan.described import described, kept
 
     if (function is None) == (workload is None):
         problem = Problem("function", function, "or --workload must be given, one of them", "Try train:loss")
@@ -121,13 +121,13 @@ def plan(
     there = described(machine, machines, network, text, devices)
     if workload is not None:
         from colonnade.describe.workload import Workload
-        from colonnade.run.train.planning import plan as planned
+        from colonnade.run.plan.planning import plan as planned
 
         costs = Workload.from_json(_text(workload, "colonnade plan", "--workload"))
         chosen = planned(costs, topology=there, devices=devices, keep=kept(keep or []))
     else:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            from colonnade.run.train.plan_by_name import plan_by_name
+            from colonnade.run.plan.plan_by_name import plan_by_name
 
             chosen = plan_by_name(
                 function or "",

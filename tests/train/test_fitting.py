@@ -10,11 +10,11 @@ from colonnade.describe.timeline import Timeline
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk
+from colonnade.run.record.profiling import Profiling
+from colonnade.run.record.progress import Progress
+from colonnade.run.record.run_log import RunLog
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
-from colonnade.run.train.profiling import Profiling
-from colonnade.run.train.progress import Progress
-from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import Interruption
 
 

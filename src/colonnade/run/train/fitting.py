@@ -10,10 +10,10 @@ from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
+from colonnade.run.record.profiling import Profiling
+from colonnade.run.record.progress import Progress
+from colonnade.run.record.run_log import RunLog
 from colonnade.run.train.counts import Counts
-from colonnade.run.train.profiling import Profiling
-from colonnade.run.train.progress import Progress
-from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import Interruption
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.

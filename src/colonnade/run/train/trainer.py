@@ -28,18 +28,18 @@ from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.rows import pipelined
+from colonnade.run.prove.verdict import Prover, of_prove
+from colonnade.run.record.profiling import Profiling, profile_problems
+from colonnade.run.record.progress import Progress
+from colonnade.run.record.run_facts import facts, peaks
+from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
-from colonnade.run.train.profiling import Profiling, profile_problems
-from colonnade.run.train.progress import Progress
-from colonnade.run.train.run_facts import facts, peaks
-from colonnade.run.train.run_log import RunLog
 from colonnade.run.train.signals import interruptible
-from colonnade.run.train.verdict import Prover, of_prove
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
 

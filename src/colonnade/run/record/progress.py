@@ -13,7 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from colonnade.hardware.placement import short
-from colonnade.run.train.bars import bar_for
+from colonnade.run.record.bars import bar_for
 
 
 class Progress:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.train.run_facts import peaks
+from colonnade.run.record.run_facts import peaks
 
 model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)], name="tower")
 

@@ -19,13 +19,13 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import limited, misfits, of_replicas
 from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.prove.look import Look
+from colonnade.run.prove.proof import InSlices, More, nothing_more
+from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
 from colonnade.run.trace.keras_owner import layer_of
 from colonnade.run.trace.traced import Traced
-from colonnade.run.train.look import Look
-from colonnade.run.train.proof import InSlices, More, nothing_more
-from colonnade.run.train.step_in_slices import StepInSlices
 
 Trace = Callable[[Arguments], Objective]
 Found = InSlices | StepInSlices

@@ -32,11 +32,11 @@ from colonnade.run.model.whole_batch import (
 )
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
+from colonnade.run.prove.proof import InSlices
+from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.trace.replica_context import remembered
-from colonnade.run.train.proof import InSlices
-from colonnade.run.train.verdict import Prover
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 OF_MEANS = ("sum_over_batch_size", "mean")

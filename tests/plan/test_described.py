@@ -2,7 +2,7 @@ import pytest
 from workloads import cards
 
 from colonnade.errors import InvalidArgument
-from colonnade.run.train.described import described, kept
+from colonnade.run.plan.described import described, kept
 
 
 def test_a_recorded_machine_and_several_of_them():

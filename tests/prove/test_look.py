@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
+from colonnade.run.prove.look import Look
 from colonnade.run.trace.traced import trace
-from colonnade.run.train.look import Look
 
 X = tf.constant(np.linspace(0.5, 1.5, 12).reshape(6, 2).astype("float32"))
 

@@ -5,7 +5,7 @@ from colonnade.describe.topology import Topology
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.cards import detect
 from colonnade.hardware.recorded import recorded
-from colonnade.run.train.planning import here
+from colonnade.run.plan.planning import here
 
 
 def described(

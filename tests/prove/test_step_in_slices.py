@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from colonnade.run.train.own_step import OwnStep
-from colonnade.run.train.step_in_slices import StepInSlices
-from colonnade.run.train.verdict import Prover
+from colonnade.run.keras_train.own_step import OwnStep
+from colonnade.run.prove.step_in_slices import StepInSlices
+from colonnade.run.prove.verdict import Prover
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 DEVICES = ["/device:CPU:0", "/device:CPU:1"]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.train import workload as module
+from colonnade.run.plan import workload as module
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from families import kept
 import colonnade as cn
 from colonnade.describe.breakdown import HOST
 from colonnade.hardware.profile import Recording
-from colonnade.run.train.profiling import Profiling, profile_problems
+from colonnade.run.record.profiling import Profiling, profile_problems
 
 X = np.random.default_rng(0).normal(size=[64, 32]).astype("float32")
 

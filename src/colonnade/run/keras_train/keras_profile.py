@@ -8,8 +8,8 @@ import keras
 from colonnade.describe.timeline import Timeline
 from colonnade.hardware.placement import short
 from colonnade.hardware.profile import ProfiledOp
+from colonnade.run.record.profiling import Profiling
 from colonnade.run.trace.op_timeline import Places, op_timeline
-from colonnade.run.train.profiling import Profiling
 
 
 class ProfileSteps(keras.callbacks.Callback):

@@ -8,8 +8,8 @@ import pytest
 from lines import X, Y, linear
 from rich.console import Console
 
-from colonnade.run.train import bars
-from colonnade.run.train.bars import NotebookBar, TerminalBar, bar_for
+from colonnade.run.record import bars
+from colonnade.run.record.bars import NotebookBar, TerminalBar, bar_for
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_steps_without_an_end(shown):
 
 
 def test_a_fit_in_a_notebook(shown, monkeypatch, capsys):
-    monkeypatch.setattr("colonnade.run.train.progress.Console", lambda: Console(force_jupyter=True))
+    monkeypatch.setattr("colonnade.run.record.progress.Console", lambda: Console(force_jupyter=True))
     _, trainer = linear(devices=2)
     trainer.fit((X, Y), batch_size=50, steps=20, log_every=10)
     (line,) = shown

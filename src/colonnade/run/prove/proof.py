@@ -17,10 +17,10 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.move.reduce import star
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.prove.look import Look
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.sync_cut import call_with_sums
-from colonnade.run.train.look import Look
 from colonnade.run.variables.aggregation import is_random_state
 
 # Of what the slices returned beside losses, more to compare: called with the shares and their batch.

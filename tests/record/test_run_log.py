@@ -11,7 +11,7 @@ from lines import X, Y, linear
 import colonnade as cn
 from colonnade.describe.run_folder import read_run, sessions
 from colonnade.describe.timeline import Event, Timeline
-from colonnade.run.train.run_log import RunLog, end_last_line, replace
+from colonnade.run.record.run_log import RunLog, end_last_line, replace
 
 
 def test_a_fit_tells_what_it_did(tmp_path):

@@ -10,8 +10,8 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments, flatten, is_tensor
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.prove.look import Look
 from colonnade.run.trace.traced import Traced
-from colonnade.run.train.look import Look
 
 
 class Replicated(Protocol):

@@ -4,7 +4,7 @@ import tensorflow as tf
 from workloads import cards, timed
 
 import colonnade as cn
-from colonnade.run.train import planning, workload
+from colonnade.run.plan import planning, workload
 
 
 def test_a_workload_is_planned_for_the_topology_given():

@@ -19,13 +19,13 @@ from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
+from colonnade.run.prove.step_in_slices import StepInSlices
+from colonnade.run.prove.verdict import Prover
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced, Voice
-from colonnade.run.train.step_in_slices import StepInSlices
-from colonnade.run.train.verdict import Prover
 from colonnade.run.variables.replica_copies import ReplicaCopies, local_outputs
 
 NAMES = ("data", "positions", "total")

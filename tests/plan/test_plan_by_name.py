@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from colonnade.errors import InvalidArgument
-from colonnade.run.train import workload
-from colonnade.run.train.plan_by_name import plan_by_name
+from colonnade.run.plan import workload
+from colonnade.run.plan.plan_by_name import plan_by_name
 
 MODULE = """
 import tensorflow as tf

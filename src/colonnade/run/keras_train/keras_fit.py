@@ -15,16 +15,16 @@ from rich.console import Console
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.engine.protocols import Sync, home, sync_problems
+from colonnade.run.keras_train.keras_evaluate import test_step
+from colonnade.run.keras_train.keras_profile import profiled_by
+from colonnade.run.keras_train.keras_step import KerasStep, of_slices
+from colonnade.run.keras_train.own_step import OwnStep
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
+from colonnade.run.prove.verdict import Prover, of_prove
+from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous
-from colonnade.run.train.keras_evaluate import test_step
-from colonnade.run.train.keras_profile import profiled_by
-from colonnade.run.train.keras_step import KerasStep, of_slices
-from colonnade.run.train.own_step import OwnStep
-from colonnade.run.train.profiling import profile_problems
-from colonnade.run.train.verdict import Prover, of_prove
 
 
 def fit(
