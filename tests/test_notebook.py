@@ -40,7 +40,8 @@ def test_ten_cells_show_tables_and_pictures(cells):
     assert "4 devices and one: equal" in html(report)[0]
     assert "ops by device" in html(placement)[0]
     assert "parameters" in html(memory)[0]
-    bar, history = html(fit)
+    proof, bar, history = sorted(html(fit), key=lambda piece: ("steps" in piece, "step 200/200" in piece))
+    assert "proved on the first batch" in proof
     assert "step 200/200" in bar  # one line, drawn again in its place
     assert "200 steps" in history
     assert "<rect" in html(timeline)[0]

@@ -47,11 +47,9 @@ def assert_close(found, expected, name):
 # A handful is in `make test`, one of each kind; the soak has all.
 CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
-    ("several inputs and outputs", 4),
-    ("mask at the output", 4),
+    ("mask at the output", 2),
     ("loss that compares examples", 2),
-    ("WGAN-GP", 4),
-    ("accumulation by hand", 4),
+    ("WGAN-GP", 2),
     ("embedding in a train_step", 2),
 ]
 
@@ -83,7 +81,7 @@ def test_a_program_that_cannot_be_equal_is_refused_with_its_cause(name):
         trained(make, cn.fit, devices=2, batch_size=8)
 
 
-@pytest.mark.parametrize("name", kept(refused.RANDOM, "DCGAN"))
+@pytest.mark.parametrize("name", kept(refused.RANDOM))
 def test_a_program_that_draws_numbers_trains_and_says_that_it_is_not_proved(name, capsys):
     history, variables = trained(refused.RANDOM[name], cn.fit, devices=2)
     assert all(np.isfinite(values).all() for values in history.values())

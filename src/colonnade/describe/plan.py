@@ -134,6 +134,7 @@ class Plan:
         return self.data * self.stage * self.width
 
     def device(self, data: int, stage: int = 0, width: int = 0) -> int:
+        """The position of the device that has this part of the work."""
         return self.devices[(data * self.stage + stage) * self.width + width]
 
     @property
@@ -190,12 +191,14 @@ class Plan:
         return ""
 
     def with_(self, **changes: Any) -> "Plan":
+        """The plan with some fields changed."""
         return replace(self, **changes)
 
     def __str__(self) -> str:
         return plan_text.text(self)
 
     def to_json(self) -> str:
+        """As text that `from_json` reads."""
         return json.dumps({"version": VERSION, **asdict(self)})
 
     @classmethod

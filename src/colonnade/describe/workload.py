@@ -91,9 +91,11 @@ class Workload:
         return min(layer.sparse * self.gradient_bytes // whole, rows * layer.rows) if whole else 0
 
     def with_batch(self, batch: int) -> "Workload":
+        """The same model with another global batch."""
         return replace(self, batch=batch)
 
     def to_json(self) -> str:
+        """As text that `from_json` reads."""
         return json.dumps({"version": VERSION, **asdict(self)})
 
     @classmethod

@@ -96,6 +96,8 @@ class KerasStep:
     def once(self, x: Any, y: Any, weight: Any) -> dict[str, Any]:
         """One step on one batch; what Keras tells of it."""
         check("fit()", self._missing(y))
+        if self._several:
+            check("fit()", _uncut(Arguments((x, y, weight), {}, BATCH)))
         if self._several and not self._examined:
             self._examine(x, y, weight)
         arguments = self._arguments(x, y, weight)
@@ -106,8 +108,6 @@ class KerasStep:
 
     def _arguments(self, x: Any, y: Any, weight: Any) -> Arguments:
         plain = Arguments((x, y, weight), {}, BATCH)
-        if self._several:
-            check("fit()", _uncut(plain))
         if not self._gathers:
             return plain
         positions = tf.range(plain.size("fit()"))

@@ -115,7 +115,12 @@ class InSlices:
         devices: list[str] = [self.device] * len(counts)
         bound: list[Mapping[Any, Any]] = [{}] * len(counts)
         with tf.device(self.device):
-            results = call_with_sums(traces, devices, parts, bound, star(len(counts)))
+            if traces[0].marks:
+                results = call_with_sums(traces, devices, parts, bound, star(len(counts)))
+            else:
+                results = [
+                    _by_itself(traced, self.device, p) for traced, p in zip(traces, parts, strict=True)
+                ]
         return [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
 
     def _values(self, shares: Sequence[Share], batch: Arguments) -> Values:
@@ -149,6 +154,16 @@ class InSlices:
     @cached_property
     def _looked_up(self) -> dict[int, np.ndarray]:
         return {}
+
+
+def _by_itself(traced: Objective, device: str, part: Sequence[Any]) -> list[Any]:
+    """What a replica makes of its slice: it begins with the states of one device, not with another's."""
+    written = [c for c in traced.captures if c.variable is not None and c.written]
+    before = [(c.variable, tf.identity(c.variable)) for c in written if not is_random_state(c)]
+    leaves = traced.on(device, part, {})
+    for variable, value in before:
+        variable.assign(value)
+    return leaves
 
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:
