@@ -8,6 +8,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The tests are about virtual CPU devices, also on a machine with cards.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
+import pytest
+
 import colonnade as cn
 
 # A shell without job control starts what runs in the background deaf to Ctrl-C, and so all its children.
@@ -30,6 +32,18 @@ SLOW = (
     "test_aggregation.py",
     "test_gradient_sums.py",
 )
+
+# Rooms whose tests are about other things than the proof on the first batch: it would be made some hundred
+# times there, of losses that other tests prove.
+UNPROVED = ("asynchronous", "checkpoint", "data", "engine", "pipeline", "step", "sync", "variables", "width")
+
+
+@pytest.fixture(autouse=True)
+def unproved(request, monkeypatch):
+    if request.path.parent.name in UNPROVED:
+        from colonnade.run.train import trainer
+
+        monkeypatch.setattr(trainer.Trainer, "_to_prove", lambda self, prover: None)
 
 
 def pytest_collection_modifyitems(items):

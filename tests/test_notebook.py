@@ -8,6 +8,8 @@ from browser import chromium
 from fresh import QUIET, ROOT
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.long  # a kernel of its own
+
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):

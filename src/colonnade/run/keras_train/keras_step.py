@@ -314,7 +314,7 @@ def _uncut(batch: Arguments) -> Iterator[Problem]:
     if len(set(sizes.values()) - {None}) > 1:
         rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
         rule += "cannot be cut into slices"
-        fix = "Train on one device: devices=1; or pad every example's part to one size, with a mask"
+        fix = "Train with model.fit; or pad every example's part to one size, with a mask"
         yield Problem("inputs", sizes, rule, fix)
 
 
