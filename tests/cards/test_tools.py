@@ -22,7 +22,7 @@ def test_placement_tells_the_card_of_every_op():
 
 
 def test_a_copy_between_cards_arrives_where_it_should():
-    arrival = copying.send(copying._move, CARDS[1], CARDS[5], 2**20)
+    arrival = copying.send(copying.to_target, CARDS[1], CARDS[5], 2**20)
     assert (arrival.intact, arrival.read_on) == (True, "GPU:5")
 
 
