@@ -1,3 +1,5 @@
+import sys
+
 import optuna
 import pytest
 from fresh import ROOT, run
@@ -38,4 +40,4 @@ def test_an_exit_is_not_caught():
 
 def test_neither_optuna_nor_tensorflow_is_imported_for_it():
     code = "import sys, colonnade.sweeps.worker; print({'optuna', 'tensorflow', 'numpy'} & set(sys.modules))"
-    assert run(["python", "-c", code], cwd=ROOT).stdout.strip() == "set()"
+    assert run([sys.executable, "-c", code], cwd=ROOT).stdout.strip() == "set()"
