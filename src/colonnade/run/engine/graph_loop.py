@@ -13,6 +13,7 @@ from colonnade.run.data.batches import END, Batches, dims, rows
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.engine.reached import Reached, collected
+from colonnade.run.machines.peers import is_loss
 from colonnade.run.trace.concrete import concrete
 
 # What is not on a device of its own, above all the batch and its cutting, is here: else it would be on the
@@ -197,7 +198,7 @@ class GraphStream:
                 end = compiled(batches.iterator, *counts, *arguments.components())
             batches.go_on_with(int(end.size), end.batch)
         except tf.errors.OpError as error:
-            if not reached.steps:
+            if not reached.steps or is_loss(error):
                 raise
             self._failed, self.resting = error, reached.resting
             batches.fail(error)

@@ -18,6 +18,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.move.reduce import Order, order_for
 from colonnade.run.variables.homes import MODES
@@ -36,6 +37,12 @@ class Settings:
     dealt: str = "size"  # how partitioned variables are dealt
     # Which of the variables that the function uses are trained; by default those that are not frozen.
     trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
+    peers: Peers = ALONE  # the machines that train together
+
+    @property
+    def num_replicas(self) -> int:
+        """On all machines."""
+        return self.peers.total if self.peers.several else len(self.devices)
 
     @property
     def order(self) -> Order:

@@ -5,9 +5,11 @@ from typing import Any
 
 from colonnade.errors import InvalidArgument, Problem, whole
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
+from colonnade.run.machines.peers import outside
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.sync.lockstep import Synchronous
@@ -48,6 +50,23 @@ def of_pipeline(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterato
     if pipeline is not None and variables != "auto":
         rule = "has no meaning for a pipeline, whose variables live with their stages"
         yield Problem("variables", variables, rule, "Leave it out")
+
+
+def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
+    """What does not work where several machines train together, each by its name."""
+    yield from outside()
+    if joined() is None:
+        return
+    fix = "Use cn.Synchronous(), the default, or train on one machine"
+    if pipeline is not None:
+        rule = "is for the devices of one machine"
+        yield Problem("devices", "a cn.Pipeline", rule, "Pass plain devices, or train on one machine")
+    elif isinstance(sync, Synchronous) and sync.shares != "even":
+        rule = "is measured on the devices of one machine"
+        yield Problem("shares", sync.shares, rule, 'Leave it out for shares="even", or train on one machine')
+    elif not isinstance(sync, Synchronous):
+        rule = "is for the devices of one machine"
+        yield Problem("sync", type(sync).__name__, rule, fix)
 
 
 def of_fit(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
+from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
@@ -105,6 +106,7 @@ class Trainer:
             *against_plan,
             *unknown,
             *checks.of_pipeline(pipeline, sync, variables),
+            *checks.of_machines(pipeline, sync),
             *sync_problems(sync, variables, len(self.devices) or 1),
             *checks.of_options(penalty, on_nan, reduce),
         ]
@@ -123,11 +125,15 @@ class Trainer:
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._engine: Engine
         self._evaluation: Evaluation
+        self._peers = ALONE
         if pipeline is not None:
             self._engine = pipelined(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
-            settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)
+            self._peers = peers_of(self.devices, "Trainer()")
+            settings = Settings(
+                loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by, peers=self._peers
+            )
             self._engine = sync.engine(settings)
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
@@ -204,7 +210,7 @@ class Trainer:
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         arguments = Arguments(batch, self._mode(training=True), self._names)
-        with self._state():
+        with self._state(), self._peers.stepping(0.0):
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
         record = self._counts.add(1, size, float(loss), metrics, skipped, ages)
@@ -259,15 +265,21 @@ class Trainer:
         check("fit()", amiss)
         if steps is None and epochs is None:
             epochs = 1
+        every = checkpoint.every if checkpoint is not None else None
+        told = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
+        self._peers.agree("fit()", {**told, "checkpoint every": every})
+        logdir = self._own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
         batches = self._data(data, batch_size, epochs, exact=exact)
         expected = batches.expected(steps)
         known = partial(self._facts, steps, epochs, log_every)
+        progress = progress and self._peers.is_first
+        devices = self._peers.every_device() if self._peers.several else self._engine.devices
         with (
             RunLog(logdir, known, partial(peaks, self.devices)) as log,
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(expected, logdir, self._engine.devices, show=progress, shares=self._changing()) as shown,
+            Progress(expected, logdir, devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
             Profiling(profile, self._timeline) as profiling,
@@ -275,7 +287,17 @@ class Trainer:
             self._to_prove(Prover(prove, "fit()", shown.say))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(
-                self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log, profiling
+                self._counts,
+                stream,
+                steps,
+                log_every,
+                ends,
+                saver,
+                shown,
+                interrupted,
+                log,
+                profiling,
+                self._peers,
             )
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
@@ -327,11 +349,18 @@ class Trainer:
     def _to_prove(self, prover: Prover) -> None:
         """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
         engine = self._engine
-        if not isinstance(engine, Lockstep) or self._pipelined or len(self.devices) < 2:
+        several = self._peers.several or len(self.devices) > 1
+        if not isinstance(engine, Lockstep) or self._pipelined or not several:
             return
         engine.examine = None
         if prover.wanted:
             engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
+
+    def _own_log(self, logdir: str | Path | None) -> str | Path | None:
+        """Where this machine writes its log: the first one where it is asked to, the others beside it."""
+        if logdir is None or self._peers.is_first:
+            return logdir
+        return Path(logdir) / f"machine-{self._peers.rank}"
 
     def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
         """The data of a fit, repeated as often as it goes through them."""

@@ -1,0 +1,81 @@
+"""Sees that machines train the same: the same model on batches of the same kind, from the same values."""
+
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.batch.split import Arguments
+from colonnade.run.engine.traces import Traces
+from colonnade.run.machines.peers import Peers
+from colonnade.run.trace.captures import nodes
+from colonnade.run.trace.traced import Traced
+from colonnade.run.variables.homes import Homes
+from colonnade.run.variables.saved_state import SavedState, named
+
+SEED = "Set the same values on every machine: seed with keras.utils.set_random_seed after cn.setup()"
+STEP = "the first step on such a batch"
+
+
+def same_training(peers: Peers, batch: Arguments, counts: Sequence[int], traces: Traces) -> None:
+    """Raise, on every machine, if one of them trains something else."""
+    parameters = traces.parameters
+    shapes = [f"{p.name}{tuple(p.shape)}{p.dtype.name}" for p in parameters]
+    optimizer = traces.optimizer
+    facts = {
+        "model": f"{len(parameters)} variables, {sum(p.shape.num_elements() for p in parameters)} numbers, "
+        f"{_short(shapes)}",
+        "optimizer": f"{type(optimizer).__name__}, {len(traces.slots)} variables",
+        "batch": str([f"{leaf.path}{tuple(leaf.value.shape)}" for leaf in batch.tensors]),
+        "slices": str(tuple(counts)),
+        "graph": f"ops {_short(sorted(_ops(traces.objectives).items()))}",
+        "update": f"ops {_short(sorted(_ops([traces.update(traces.specs)]).items()))}",
+    }
+    peers.agree(STEP, facts)
+
+
+def _ops(traces: Sequence[Traced | Any]) -> Counter[str]:
+    """How many ops of each kind there are. Names and their order may differ from process to process."""
+    kinds: Counter[str] = Counter()
+    for traced in traces:
+        kinds.update(f"{n.op} {n.attr['T'].type}" for n in nodes(traced.concrete.graph.as_graph_def()))
+    return kinds
+
+
+def same_values(peers: Peers, housed: Homes, where: str) -> None:
+    """Raise, on every machine, if parameters, slots or states are not bit for bit the same on all."""
+    random = {state.original.ref() for state in housed.states.values() if state.random}
+    states = [s.original for s in housed.states.values() if s.original.ref() not in random]
+    variables = named([*housed.parameters, *housed.slots, *states])
+    compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where)
+
+
+def compared(peers: Peers, values: dict[str, Any], where: str) -> None:
+    """Raise, on every machine, if one of these values is another on some machine: it names both."""
+    sums = {name: zlib.crc32(value.numpy().tobytes()) for name, value in values.items()}
+    everyone = peers.exchange(where, sums)
+    problems = []
+    for name in sums:
+        here = [one.get(name) for one in everyone]
+        most = max(dict.fromkeys(here), key=here.count)
+        who = ", ".join(n for n, value in zip(peers.names, here, strict=True) if value != most)
+        if who:
+            rule = f"has other values on {who} than on the other machines"
+            problems.append(Problem("variable", name, rule, SEED))
+    if problems:
+        more = f"and {len(problems) - 3} more" if len(problems) > 3 else ""
+        shown = problems[:3] + ([Problem("variables", more, "differ too", SEED)] if more else [])
+        raise InvalidArgument(where, shown)
+
+
+def one_of_all(peers: Peers, state: SavedState, where: str) -> None:
+    """Before a save: see that what is saved once is the same on all machines."""
+    skipped = {f"states/{name}" for name in state.random}
+    values = {name: item.current.read_value() for name, item in state.common.items() if name not in skipped}
+    compared(peers, values, where)
+
+
+def _short(facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

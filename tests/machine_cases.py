@@ -1,0 +1,224 @@
+"""Trainings that are run on several machines and on one with as many devices, to be held against each other.
+
+As a program, this is one of the machines: `python machine_cases.py NAMES`, with TF_CONFIG.
+"""
+
+import json
+import sys
+
+if __name__ == "__main__":
+    import colonnade as cn
+
+    DEVICES = cn.setup(virtual=int(sys.argv[2]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import colonnade as cn
+
+
+def rows(count, width=5, seed=3):
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(count, width))
+    return x, np.sin(x.sum(axis=1, keepdims=True))
+
+
+def dense_model(width=5, dtype="float64"):
+    keras.utils.set_random_seed(11)
+    return keras.Sequential(
+        [
+            keras.Input((width,), dtype=dtype),
+            keras.layers.Dense(7, "tanh", dtype=dtype),
+            keras.layers.Dense(1, dtype=dtype),
+        ]
+    )
+
+
+def squared(model):
+    def loss(x, y):
+        error = model(x, training=True) - y
+        return tf.reduce_mean(error**2, axis=1), {"error": tf.reduce_mean(tf.abs(error), axis=1)}
+
+    return loss
+
+
+def told(trainer, history, **more):
+    """What is compared of a training."""
+    return {
+        "losses": history.losses,
+        "records": [[r.step, r.loss, r.metrics, r.examples, r.skipped] for r in history.records],
+        "parameters": [p.numpy().tolist() for p in trainer.parameters],
+        **more,
+    }
+
+
+def plain(devices, **options):
+    """Batches of 99, and a last one of 10."""
+    model = dense_model()
+    trainer = cn.Trainer(squared(model), keras.optimizers.Adam(0.01), devices=devices, **options)
+    data = tf.data.Dataset.from_tensor_slices(rows(208)).batch(99)
+    history = trainer.fit(data, epochs=3, log_every=2, progress=False)
+    scored = trainer.evaluate(data)
+    return told(trainer, history, scored=[scored.loss, scored.metrics, scored.examples])
+
+
+def mirrored(devices):
+    return plain(devices, variables="mirrored")
+
+
+def partitioned(devices):
+    return plain(devices, variables="partitioned")
+
+
+def few_rows(devices):
+    """Fewer rows than devices: some machines have nothing to do."""
+    model = dense_model()
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    history = trainer.fit(rows(4), batch_size=3, epochs=2, log_every=1, progress=False)
+    return told(trainer, history)
+
+
+def weighted(devices):
+    model = dense_model()
+
+    def loss(x, y, weight):
+        error = (model(x, training=True) - y) ** 2
+        return cn.Weighted(error[:, 0], weight), {"error": tf.abs(error[:, 0])}
+
+    x, y = rows(90)
+    weight = np.where(np.arange(90) % 7 < 3, 0.0, np.arange(90) / 30.0)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05, momentum=0.9), devices=devices)
+    history = trainer.fit((x, y, weight), batch_size=31, epochs=2, progress=False)
+    return told(trainer, history)
+
+
+def penalized(devices):
+    """With a penalty, accumulation of gradients, averaged weights and clipping, in one optimizer."""
+    model = dense_model()
+    optimizer = keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9, global_clipnorm=0.1
+    )
+
+    def penalty():
+        return 0.01 * tf.add_n([tf.reduce_sum(v.value**2) for v in model.trainable_variables])
+
+    trainer = cn.Trainer(squared(model), optimizer, devices=devices, penalty=penalty)
+    history = trainer.fit(rows(60), batch_size=20, epochs=3, progress=False)
+    return told(trainer, history, scored=trainer.evaluate(rows(33), batch_size=33).loss)
+
+
+def sparse(devices):
+    """Embeddings, looked up by ids of the batch and at fixed positions."""
+    keras.utils.set_random_seed(5)
+    table = tf.Variable(np.random.default_rng(1).normal(size=(50, 4)), name="table")
+    places = tf.Variable(np.random.default_rng(2).normal(size=(6, 4)), name="places")
+
+    def loss(ids, y):
+        seen = tf.gather(table, ids) + tf.gather(places, tf.range(6))[None]
+        return tf.reduce_mean((tf.reduce_sum(seen, axis=2) - y) ** 2, axis=1)
+
+    draw = np.random.default_rng(4)
+    ids, y = draw.integers(0, 50, size=(45, 6)), draw.normal(size=(45, 6))
+    trainer = cn.Trainer(loss, keras.optimizers.Adagrad(0.1), devices=devices)
+    history = trainer.fit((ids, y), batch_size=22, epochs=2, progress=False)
+    return told(trainer, history)
+
+
+def nan_stop(devices):
+    """A NaN in the last row of the second batch."""
+    model = dense_model()
+    x, y = rows(60)
+    x[59, 0] = np.nan
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    try:
+        trainer.fit((x, y), batch_size=30, progress=False)
+    except cn.NotFinite as error:
+        parameters = [p.numpy().tolist() for p in trainer.parameters]
+        variable = error.variable.rpartition("/")[2]  # what is before it counts the models of the process
+        return {"step": error.step, "device": error.device, "variable": variable, "parameters": parameters}
+    raise AssertionError("no NaN was seen")
+
+
+def nan_skip(devices):
+    model = dense_model()
+    x, y = rows(90)
+    x[35, 0] = np.nan
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices, on_nan="skip")
+    history = trainer.fit((x, y), batch_size=30, epochs=2, log_every=1, progress=False)
+    kept = told(trainer, history, skipped=trainer.skipped)
+    return {**kept, "losses": [repr(loss) for loss in kept["losses"]], "records": None}
+
+
+def norm(devices, *, synchronized):
+    keras.utils.set_random_seed(11)
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="float64"),
+            keras.layers.Dense(7, dtype="float64"),
+            keras.layers.BatchNormalization(synchronized=synchronized, dtype="float64"),
+            keras.layers.Activation("tanh", dtype="float64"),
+            keras.layers.Dense(1, dtype="float64"),
+        ]
+    )
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.05), devices=devices)
+    data = tf.data.Dataset.from_tensor_slices(rows(43)).batch(40)
+    history = trainer.fit(data, epochs=2, progress=False)
+    averages = [v.numpy().tolist() for v in model.non_trainable_variables if "moving" in v.path]
+    return told(trainer, history, averages=averages)
+
+
+def local_norm(devices):
+    return norm(devices, synchronized=False)
+
+
+def synchronised_norm(devices):
+    """The last batch has 3 rows: a device, and maybe a machine, has none."""
+    return norm(devices, synchronized=True)
+
+
+def scaled(devices):
+    """With a loss scale that changes, in float32."""
+    model = dense_model(dtype="float32")
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.05), initial_scale=2.0**12, dynamic_growth_steps=2
+    )
+    x, y = (part.astype("float32") for part in rows(64))
+    trainer = cn.Trainer(squared(model), optimizer, devices=devices)
+    history = trainer.fit((x, y), batch_size=16, progress=False)
+    return told(trainer, history, scale=float(optimizer.dynamic_scale))
+
+
+def shuffled(devices):
+    """Shuffled without a seed of its own, after the program has set one."""
+    keras.utils.set_random_seed(99)
+    model = dense_model()
+    data = tf.data.Dataset.from_tensor_slices(rows(64)).shuffle(64).batch(16)
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.05), devices=devices)
+    history = trainer.fit(data, epochs=2, progress=False)
+    return told(trainer, history)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        plain,
+        mirrored,
+        partitioned,
+        few_rows,
+        weighted,
+        penalized,
+        sparse,
+        nan_stop,
+        nan_skip,
+        local_norm,
+        synchronised_norm,
+        scaled,
+        shuffled,
+    )
+}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1].split(","):
+        print("CASE", json.dumps([name, CASES[name](DEVICES)]), flush=True)
