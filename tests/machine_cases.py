@@ -199,6 +199,35 @@ def shuffled(devices):
     return told(trainer, history)
 
 
+def keras_fit(devices, loss="mse", **options):
+    """`cn.fit` with metrics of the whole batch, a regulariser, shuffling and validation."""
+    keras.utils.set_random_seed(21)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(6, "tanh", kernel_regularizer=keras.regularizers.L2(0.01)),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["mae", keras.metrics.R2Score()])
+    x, y = (part.astype("float32") for part in rows(70))
+    history = cn.fit(
+        model, x, y, devices=devices, batch_size=30, epochs=2, validation_data=(x, y), verbose=0, **options
+    )
+    scored = cn.evaluate(model, x, y, devices=devices, batch_size=32, verbose=0)
+    return {
+        "history": history.history,
+        "weights": [w.tolist() for w in model.get_weights()],
+        "scored": scored,
+        "predicted": cn.predict(model, x[:7], devices=devices, verbose=0).tolist(),
+    }
+
+
+def keras_gathered(devices):
+    """A loss that is a sum over the batch: predictions are put together first."""
+    return keras_fit(devices, keras.losses.MeanSquaredError(reduction="sum"))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -215,6 +244,8 @@ CASES = {
         synchronised_norm,
         scaled,
         shuffled,
+        keras_fit,
+        keras_gathered,
     )
 }
 

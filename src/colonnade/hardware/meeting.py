@@ -65,7 +65,7 @@ class Meeting:
         ] = {}  # by the number of a call and by rank, who is back from it
         self._deadlines: dict[int, float] = {}  # of calls
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._closed = threading.Event()
+        self._closed, self._understood = threading.Event(), threading.Event()
         for rank in links:
             threading.Thread(target=self._hear, args=(rank,), name=f"machine-{rank}", daemon=True).start()
         threading.Thread(target=self._beat, name="machines-beat", daemon=True).start()
@@ -149,12 +149,13 @@ class Meeting:
         for rank in self._links:
             if rank not in self._gone:
                 self._tell(rank, {"bye": failed, "from": self._cluster.rank})
-        until = time.monotonic() + FAREWELL
-        while self._cluster.rank == 0 and failed is None and time.monotonic() < until:
-            with self._lock:
-                if len(self._gone) == len(self._links):
-                    break
-            time.sleep(0.02)
+        if self._cluster.rank == 0:
+            until = time.monotonic() + (FAREWELL if failed is None else GRACE)
+            while time.monotonic() < until and len(self._gone) < len(self._links):
+                time.sleep(0.02)
+        elif 0 not in self._gone:
+            # To close at once would take back what the first one has not read yet.
+            self._understood.wait(GRACE)
         self._closed.set()
         for link in self._links.values():
             link.close()
@@ -168,7 +169,9 @@ class Meeting:
         while (message := link.receive()) is not None:
             self._heard[rank] = time.monotonic()
             if "bye" in message:
-                self._note_goodbye(rank, message)
+                self._note_goodbye(message)
+            elif "understood" in message:
+                self._understood.set()
             elif "end" in message:
                 self._leave(str(message["end"]), int(message["code"]))
             elif "all" in message:
@@ -180,18 +183,16 @@ class Meeting:
         if not expected:
             self._lose(rank, "has ended")
 
-    def _note_goodbye(self, link: int, message: Said) -> None:
+    def _note_goodbye(self, message: Said) -> None:
         """A machine has come to the end of its program. The first one hands it on."""
         rank, why = int(message["from"]), message["bye"]
         with self._lock:
             self._gone[rank] = why, time.monotonic()
         if self._cluster.rank == 0:
+            self._tell(rank, {"understood": 1})
             for other in self._links:
                 if other not in self._gone:
                     self._tell(other, message)
-        elif link != rank and rank == self._cluster.rank:
-            return
-        self._look_at_the_gone()
 
     def _look_at_the_gone(self) -> None:
         """End, if this machine waits for one that has gone, or if one failed and this one goes on."""

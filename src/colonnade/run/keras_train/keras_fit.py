@@ -14,17 +14,20 @@ from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.joining import joined
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.keras_train.keras_evaluate import test_step
 from colonnade.run.keras_train.keras_profile import profiled_by
 from colonnade.run.keras_train.keras_step import KerasStep, of_slices
 from colonnade.run.keras_train.own_step import OwnStep
+from colonnade.run.machines.peers import Peers, peers_of
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.prove.verdict import Prover, of_prove
 from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.train.checks import of_machines
 
 
 def fit(
@@ -78,11 +81,16 @@ def fit(
             *sync_problems(sync, variables, len(chosen)),
             *_problems(model, sync, len(chosen)),
             *of_prove(prove),
+            *of_machines(None, sync),
+            *_own_on_machines(model),
         ],
     )
+    peers = peers_of(chosen, "fit()")
+    if not peers.is_first:  # one machine says what all do
+        arguments["verbose"], console.quiet = 0, True
     how = (chosen, sync, home(sync, variables, chosen), prove)
     step, tests = kept(model, how) or (
-        _step(model, *how[:3], Prover(prove, "fit()", say)),
+        _step(model, *how[:3], Prover(prove, "fit()", say), peers),
         None if has_own(model, "make_test_function") else test_step(model, chosen, "fit()"),
     )
     model.train_function, model.test_function = step, tests
@@ -106,11 +114,19 @@ def fit(
             watching.abandon()
 
 
-def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover) -> Any:
+def _step(
+    model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover, peers: Peers
+) -> Any:
     """What Keras is to call for every batch."""
     if has_own(model, "train_step"):
         return OwnStep(model, model.train_step, devices, prover)
-    return KerasStep(model, devices, sync, mode, prover)
+    return KerasStep(model, devices, sync, mode, prover, peers)
+
+
+def _own_on_machines(model: Any) -> Iterator[Problem]:
+    if joined() is not None and isinstance(model, keras.Model) and has_own(model, "train_step"):
+        rule = "has a train_step of its own, which is for the devices of one machine"
+        yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")
 
 
 def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.user_line import Failures
@@ -36,6 +37,7 @@ from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch
 from colonnade.run.trace.replica_context import remembered
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
@@ -54,10 +56,16 @@ class KerasStep:
     """What Keras calls for every batch: one step on all devices."""
 
     def __init__(
-        self, model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover
+        self,
+        model: keras.Model,
+        devices: tuple[str, ...],
+        sync: Sync,
+        mode: str,
+        prover: Prover,
+        peers: Peers = ALONE,
     ) -> None:
         self._model, self._devices, self._sync, self._mode = model, devices, sync, mode
-        self._prover = prover
+        self._prover, self._peers = prover, peers
         self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
@@ -71,7 +79,7 @@ class KerasStep:
 
     @property
     def _several(self) -> bool:
-        return len(self._devices) > 1
+        return self._peers.several or len(self._devices) > 1
 
     def _begin(self) -> None:
         """An engine, with nothing traced."""
@@ -82,6 +90,7 @@ class KerasStep:
             self._mode,
             on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
             trainable=self._trained,
+            peers=self._peers,
         )
         self._engine = self._sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
@@ -102,7 +111,13 @@ class KerasStep:
             self._examine(x, y, weight)
         arguments = self._arguments(x, y, weight)
         self._engine.enter()
-        logs: dict[str, Any] = self._loop.once(arguments)
+        try:
+            with self._peers.stepping(0.0):
+                logs: dict[str, Any] = self._loop.once(arguments)
+        except tf.errors.InvalidArgumentError as error:
+            if OTHER_BATCH not in error.message:
+                raise
+            raise other_batch(error.message) from None
         self._engine.leave()
         return logs
 

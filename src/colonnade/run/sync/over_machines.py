@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
-from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.machines.collective import can_travel
 from colonnade.run.machines.peers import Peers
 from colonnade.run.machines.same_batch import digest
@@ -117,8 +117,8 @@ def outputs_of_all(
     peers: Peers, outputs: Sequence[Any], traces: Sequence[Objective], num_slices: int
 ) -> list[Any]:
     """What else the function returned for every slice of a batch, those of other machines too."""
-    like = [tf.nest.flatten(traced.structure.outputs) for traced in traces]
-    own = [tf.nest.flatten(one) for one in outputs]
+    like = [tensor_leaves(traced.structure.outputs) for traced in traces]
+    own = [tensor_leaves(one) for one in outputs]
     tables = []
     for place in range(len(like[0])):
         most = max(leaves[place].shape.num_elements() for leaves in like)
@@ -127,16 +127,18 @@ def outputs_of_all(
         stacked = tf.stack(padded) if padded else tf.zeros([0, most], like[0][place].dtype)
         tables.append(peers.placed(stacked, num_slices))
     everything = peers.sum(tables) if tables else []
-    return [
-        tf.nest.pack_sequence_as(
-            traces[0].structure.outputs,
-            [
-                tf.reshape(table[i, : leaf.shape.num_elements()], leaf.shape)
-                for table, leaf in zip(everything, leaves, strict=True)
-            ],
-        )
-        for i, leaves in enumerate(like)
-    ]
+    packed = []
+    for i, (traced, leaves) in enumerate(zip(traces, like, strict=True)):
+        parts = zip(everything, leaves, strict=True)
+        own_rows = iter([tf.reshape(table[i, : n.shape.num_elements()], n.shape) for table, n in parts])
+        whole = [next(own_rows) if is_tensor(leaf) else leaf for _, leaf in flatten(traced.structure.outputs)]
+        packed.append(pack(traced.structure.outputs, iter(whole)))
+    return packed
+
+
+def tensor_leaves(outputs: Any) -> list[Any]:
+    """The tensors among what a function returned."""
+    return [leaf for _, leaf in flatten(outputs) if is_tensor(leaf)]
 
 
 def refused(traces: Sequence[Objective]) -> Iterator[Problem]:
@@ -150,9 +152,9 @@ def refused(traces: Sequence[Objective]) -> Iterator[Problem]:
             rule = f"is changed by the function, and {variable.dtype.name} cannot be summed over machines"
             yield Problem("variable", variable.name, rule, "Keep it as floats, or train on one machine")
     for traced in traces:
-        for leaf in tf.nest.flatten(traced.structure.outputs, expand_composites=False):
+        for leaf in tensor_leaves(traced.structure.outputs):
             dense = isinstance(leaf, tf.Tensor)
-            if leaf is not None and not (dense and leaf.shape.is_fully_defined() and can_travel(leaf.dtype)):
+            if not (dense and leaf.shape.is_fully_defined() and can_travel(leaf.dtype)):
                 rule = "is not a dense tensor of numbers of known shape, so machines cannot exchange it"
                 yield Problem("prediction", str(leaf), rule, "Return dense tensors, or train on one machine")
                 return
