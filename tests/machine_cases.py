@@ -4,12 +4,11 @@ As a program, this is one of the machines: `python machine_cases.py NAMES`, with
 """
 
 import json
+import os
 import sys
-
-if __name__ == "__main__":
-    import colonnade as cn
-
-    DEVICES = cn.setup(virtual=int(sys.argv[2]))
+import tempfile
+import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -58,7 +57,7 @@ def plain(devices, **options):
     model = dense_model()
     trainer = cn.Trainer(squared(model), keras.optimizers.Adam(0.01), devices=devices, **options)
     data = tf.data.Dataset.from_tensor_slices(rows(208)).batch(99)
-    history = trainer.fit(data, epochs=3, log_every=2, progress=False)
+    history = trainer.fit(data, epochs=3, log_every=2, progress=False, prove=options == {})
     scored = trainer.evaluate(data)
     return told(trainer, history, scored=[scored.loss, scored.metrics, scored.examples])
 
@@ -75,7 +74,7 @@ def few_rows(devices):
     """Fewer rows than devices: some machines have nothing to do."""
     model = dense_model()
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
-    history = trainer.fit(rows(4), batch_size=3, epochs=2, log_every=1, progress=False)
+    history = trainer.fit(rows(4), batch_size=3, epochs=2, log_every=1, progress=False, prove=False)
     return told(trainer, history)
 
 
@@ -89,7 +88,7 @@ def weighted(devices):
     x, y = rows(90)
     weight = np.where(np.arange(90) % 7 < 3, 0.0, np.arange(90) / 30.0)
     trainer = cn.Trainer(loss, keras.optimizers.SGD(0.05, momentum=0.9), devices=devices)
-    history = trainer.fit((x, y, weight), batch_size=31, epochs=2, progress=False)
+    history = trainer.fit((x, y, weight), batch_size=31, epochs=2, progress=False, prove=False)
     return told(trainer, history)
 
 
@@ -104,7 +103,7 @@ def penalized(devices):
         return 0.01 * tf.add_n([tf.reduce_sum(v.value**2) for v in model.trainable_variables])
 
     trainer = cn.Trainer(squared(model), optimizer, devices=devices, penalty=penalty)
-    history = trainer.fit(rows(60), batch_size=20, epochs=3, progress=False)
+    history = trainer.fit(rows(60), batch_size=20, epochs=3, progress=False, prove=False)
     return told(trainer, history, scored=trainer.evaluate(rows(33), batch_size=33).loss)
 
 
@@ -121,7 +120,7 @@ def sparse(devices):
     draw = np.random.default_rng(4)
     ids, y = draw.integers(0, 50, size=(45, 6)), draw.normal(size=(45, 6))
     trainer = cn.Trainer(loss, keras.optimizers.Adagrad(0.1), devices=devices)
-    history = trainer.fit((ids, y), batch_size=22, epochs=2, progress=False)
+    history = trainer.fit((ids, y), batch_size=22, epochs=2, progress=False, prove=False)
     return told(trainer, history)
 
 
@@ -132,7 +131,7 @@ def nan_stop(devices):
     x[59, 0] = np.nan
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
     try:
-        trainer.fit((x, y), batch_size=30, progress=False)
+        trainer.fit((x, y), batch_size=30, progress=False, prove=False)
     except cn.NotFinite as error:
         parameters = [p.numpy().tolist() for p in trainer.parameters]
         variable = error.variable.rpartition("/")[2]  # what is before it counts the models of the process
@@ -145,7 +144,7 @@ def nan_skip(devices):
     x, y = rows(90)
     x[35, 0] = np.nan
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices, on_nan="skip")
-    history = trainer.fit((x, y), batch_size=30, epochs=2, log_every=1, progress=False)
+    history = trainer.fit((x, y), batch_size=30, epochs=2, log_every=1, progress=False, prove=False)
     kept = told(trainer, history, skipped=trainer.skipped)
     return {**kept, "losses": [repr(loss) for loss in kept["losses"]], "records": None}
 
@@ -163,7 +162,7 @@ def norm(devices, *, synchronized):
     )
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.05), devices=devices)
     data = tf.data.Dataset.from_tensor_slices(rows(43)).batch(40)
-    history = trainer.fit(data, epochs=2, progress=False)
+    history = trainer.fit(data, epochs=2, progress=False, prove=False)
     averages = [v.numpy().tolist() for v in model.non_trainable_variables if "moving" in v.path]
     return told(trainer, history, averages=averages)
 
@@ -185,7 +184,7 @@ def scaled(devices):
     )
     x, y = (part.astype("float32") for part in rows(64))
     trainer = cn.Trainer(squared(model), optimizer, devices=devices)
-    history = trainer.fit((x, y), batch_size=16, progress=False)
+    history = trainer.fit((x, y), batch_size=16, progress=False, prove=False)
     return told(trainer, history, scale=float(optimizer.dynamic_scale))
 
 
@@ -195,11 +194,11 @@ def shuffled(devices):
     model = dense_model()
     data = tf.data.Dataset.from_tensor_slices(rows(64)).shuffle(64).batch(16)
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.05), devices=devices)
-    history = trainer.fit(data, epochs=2, progress=False)
+    history = trainer.fit(data, epochs=2, progress=False, prove=False)
     return told(trainer, history)
 
 
-def keras_fit(devices, loss="mse", **options):
+def keras_fit(devices, loss="mse", *, proved=True):
     """`cn.fit` with metrics of the whole batch, a regulariser, shuffling and validation."""
     keras.utils.set_random_seed(21)
     model = keras.Sequential(
@@ -212,7 +211,7 @@ def keras_fit(devices, loss="mse", **options):
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["mae", keras.metrics.R2Score()])
     x, y = (part.astype("float32") for part in rows(70))
     history = cn.fit(
-        model, x, y, devices=devices, batch_size=30, epochs=2, validation_data=(x, y), verbose=0, **options
+        model, x, y, devices=devices, batch_size=30, epochs=2, validation_data=(x, y), verbose=0, prove=proved
     )
     scored = cn.evaluate(model, x, y, devices=devices, batch_size=32, verbose=0)
     return {
@@ -225,9 +224,100 @@ def keras_fit(devices, loss="mse", **options):
 
 def keras_gathered(devices):
     """A loss that is a sum over the batch: predictions are put together first."""
-    return keras_fit(devices, keras.losses.MeanSquaredError(reduction="sum"))
+    return keras_fit(devices, keras.losses.MeanSquaredError(reduction="sum"), proved=False)
 
 
+def refusal(do):
+    """The words of an error."""
+    try:
+        do()
+    except cn.InvalidArgument as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def other_model(devices):
+    """The last machine has a wider layer."""
+    keras.utils.set_random_seed(1)
+    wide = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2 + is_last()), keras.layers.Dense(1)])
+    trainer = cn.Trainer(squared(wide), keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows32(20), batch_size=10, progress=False))
+
+
+def other_values(devices):
+    """The last machine begins with other weights."""
+    model = dense_model()
+    model.layers[0].bias.assign(np.full(7, float(is_last())))
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows(20), batch_size=10, progress=False))
+
+
+def other_order(devices):
+    """The last machine reads the data in another order."""
+    model = dense_model()
+    x, y = rows(60)
+    if is_last():
+        x, y = x[::-1].copy(), y[::-1].copy()
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit((x, y), batch_size=30, progress=False, prove=False))
+
+
+def other_steps(devices):
+    """The last machine is asked for more steps."""
+    trainer = cn.Trainer(squared(dense_model()), keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows(60), batch_size=30, steps=4 + is_last(), progress=False))
+
+
+def spoilt(devices):
+    """The last machine comes to other values, which a save must not keep."""
+    folder = Path(tempfile.gettempdir()) / f"spoilt-{os.environ['SPOILT']}"
+    trainer = cn.Trainer(squared(dense_model()), keras.optimizers.SGD(0.1), devices=devices)
+
+    def spoil(record):
+        if is_last() and record.step == 2:
+            trainer.parameters[0].assign_add(1e-12 * tf.ones_like(trainer.parameters[0]))
+
+    options = {"log_every": 1, "callbacks": [spoil], "progress": False, "prove": False}
+    checkpoint = cn.Checkpoint(folder, every=2)
+    words = refusal(lambda: trainer.fit(rows(90), batch_size=30, checkpoint=checkpoint, **options))
+    return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step"))]
+
+
+def refused_modes(devices):
+    """All that is for the devices of one machine."""
+    model = dense_model()
+    model.compile("sgd", "mse")
+    pipeline = cn.Pipeline(model, [[devices[0]]])
+    train = lambda **how: cn.Trainer(squared(model), keras.optimizers.SGD(0.1), **how)  # noqa: E731
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            raise NotImplementedError
+
+    own = Own()
+    own.compile("sgd", "mse")
+    return {
+        "asynchronous": refusal(lambda: train(sync=cn.Asynchronous())),
+        "local": refusal(lambda: train(sync=cn.LocalSGD(4))),
+        "elastic": refusal(lambda: train(sync=cn.Elastic(4, 0.1))),
+        "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured"))),
+        "pipeline": refusal(lambda: train(devices=pipeline)),
+        "own step": refusal(lambda: cn.fit(own, np.ones((4, 5)), np.ones((4, 1)))),
+    }
+
+
+def is_last():
+    return cn.machines().rank == cn.machines().size - 1
+
+
+def rows32(count):
+    return tuple(part.astype("float32") for part in rows(count))
+
+
+WRONG = {
+    case.__name__: case
+    for case in (other_model, other_values, other_order, other_steps, spoilt, refused_modes)
+}
 CASES = {
     case.__name__: case
     for case in (
@@ -251,5 +341,9 @@ CASES = {
 
 
 if __name__ == "__main__":
+    own = cn.setup(virtual=int(sys.argv[2]))
     for name in sys.argv[1].split(","):
-        print("CASE", json.dumps([name, CASES[name](DEVICES)]), flush=True)
+        begin = time.process_time()
+        told_of_case = (CASES | WRONG)[name](own)
+        print("CASE", json.dumps([name, told_of_case]), flush=True)
+        print("TOOK", name, round(time.process_time() - begin, 1), flush=True)

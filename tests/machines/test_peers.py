@@ -4,6 +4,8 @@ What is in float64 differs by the order of additions only: relative differences 
 grow over the few steps of a case to well below 1e-10. Float32 is held to 1e-5 for the same reason.
 """
 
+import secrets
+
 import machine_cases
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ TOLERANCE = {"scaled": 1e-5, "keras_fit": 1e-5, "keras_gathered": 1e-5}
 @pytest.fixture(scope="module")
 def two_by_two():
     """Two machines with two devices each."""
-    return on_machines(machine_cases.CASES, [2, 2])
+    cases = [*machine_cases.CASES, *machine_cases.WRONG]
+    return on_machines(cases, [2, 2], SPOILT=secrets.token_hex(4))
 
 
 @pytest.mark.parametrize("name", [n for n in machine_cases.CASES if n != "nan_stop"])
@@ -48,3 +51,40 @@ def test_all_machines_stop_at_a_nan_and_name_its_device(two_by_two):
         told = machine["nan_stop"]
         assert told.pop("device") == "m1 CPU:1"
         assert_equal(told, {k: v for k, v in one.items() if k != "device"}, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("other_model", ["model=", "is so on m1", "on m0", "Run the same program"]),
+        ("other_values", ["bias", "has other values on m1", "seed with"]),
+        ("other_order", ["data='batches of 30 and 30 rows'", "in the same order", "Sort the files"]),
+        ("other_steps", ["steps='5'", "is so on m1, and 4 on m0"]),
+    ],
+)
+def test_what_differs_is_told_on_every_machine(two_by_two, name, words):
+    for machine in two_by_two:
+        for word in words:
+            assert word in machine[name]
+
+
+def test_a_spoilt_machine_is_named_and_nothing_is_saved(two_by_two):
+    for machine in two_by_two:
+        words, steps = machine["spoilt"]
+        assert "the checkpoint of step 2" in words or "the checkpoint of step 4" in words
+        assert "has other values on m1 than on the other machines" in words
+        assert "step-000000000004" not in steps
+
+
+def test_what_is_for_one_machine_is_refused_by_name(two_by_two):
+    for machine in two_by_two:
+        for name, word in (
+            ("asynchronous", "sync='Asynchronous'"),
+            ("local", "sync='LocalSGD'"),
+            ("elastic", "sync='Elastic'"),
+            ("measured", "shares='measured'"),
+            ("pipeline", "a cn.Pipeline"),
+            ("own step", "train_step of its own"),
+        ):
+            assert word in machine["refused_modes"][name]
+            assert "one machine" in machine["refused_modes"][name]

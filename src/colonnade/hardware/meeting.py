@@ -22,7 +22,7 @@ from colonnade.hardware.rendezvous import MessageSocket, Said
 BEAT = 0.5
 # Seconds without a beat after which a machine is lost: while steps are made, and at all other times, when
 # Python may be held up by what a program does.
-IN_STEPS, OTHERWISE = 5.0, 30.0
+IN_STEPS, OTHERWISE = 5.0, 15.0
 # After a machine has failed, the others fail by themselves if it is for the same reason.
 GRACE = 3.0
 # For how long the first machine waits at its end for the others, which may look at results.
@@ -65,6 +65,7 @@ class Meeting:
         ] = {}  # by the number of a call and by rank, who is back from it
         self._deadlines: dict[int, float] = {}  # of calls
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._leaving = False
         self._closed, self._understood = threading.Event(), threading.Event()
         for rank in links:
             threading.Thread(target=self._hear, args=(rank,), name=f"machine-{rank}", daemon=True).start()
@@ -146,6 +147,7 @@ class Meeting:
         """Say goodbye; the first machine waits for the others, which may still speak to each other."""
         if self._closed.is_set():
             return
+        self._leaving = True
         for rank in self._links:
             if rank not in self._gone:
                 self._tell(rank, {"bye": failed, "from": self._cluster.rank})
@@ -178,21 +180,20 @@ class Meeting:
                 self._answers.put(message["all"])
             else:
                 self._note(rank, message)
-        with self._lock:
-            expected = self._closed.is_set() or rank in self._gone
-        if not expected:
+        self._understood.set()
+        if not self._leaving and rank not in self._gone:
             self._lose(rank, "has ended")
 
     def _note_goodbye(self, message: Said) -> None:
         """A machine has come to the end of its program. The first one hands it on."""
         rank, why = int(message["from"]), message["bye"]
-        with self._lock:
-            self._gone[rank] = why, time.monotonic()
         if self._cluster.rank == 0:
             self._tell(rank, {"understood": 1})
             for other in self._links:
-                if other not in self._gone:
+                if other != rank and other not in self._gone:
                     self._tell(other, message)
+        with self._lock:
+            self._gone[rank] = why, time.monotonic()
 
     def _look_at_the_gone(self) -> None:
         """End, if this machine waits for one that has gone, or if one failed and this one goes on."""
@@ -252,7 +253,7 @@ class Meeting:
             self._answers.put(values)
 
     def _lose(self, rank: int, what: str) -> None:
-        if not self._closed.is_set():
+        if not self._leaving:
             self._end_all(f"{self._cluster.names[rank]} {what}", RESUMABLE)
 
     def _end_all(self, words: str, code: int = RESUMABLE) -> None:

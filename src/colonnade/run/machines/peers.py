@@ -40,6 +40,7 @@ class Peers:
     names: tuple[str, ...] = ("",)
     meeting: Meeting | None = field(default=None, compare=False)
     collective: Collective | None = field(default=None, compare=False)
+    generation: int | None = None  # how often the cluster was started before
 
     @property
     def several(self) -> bool:
@@ -168,7 +169,8 @@ def peers_of(devices: Sequence[str], where: str) -> Peers:
     collective = _COLLECTIVES[cluster.cluster.size]
     every = cluster.meeting.exchange(where, [short(device) for device in devices])
     names = tuple(tuple(own) for own in every)
-    return Peers(cluster.cluster.rank, names, cluster.cluster.names, cluster.meeting, collective)
+    here = cluster.cluster
+    return Peers(here.rank, names, here.names, cluster.meeting, collective, here.generation)
 
 
 def is_loss(error: tf.errors.OpError) -> bool:

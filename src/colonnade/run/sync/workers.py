@@ -108,8 +108,8 @@ class Replicas:
     def house(self) -> Homes:
         mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
         update = self._traces.update(self._traces.specs)  # in eager code, where its errors are told
-        first, several = self._peers.first, self._peers.several
-        housed = Homes(mode, self._devices, parameters, slots, first=first, several=several)
+        first, total = self._peers.first, self._settings.num_replicas
+        housed = Homes(mode, self._devices, parameters, slots, first=first, total=total)
         if mode == "partitioned":
             places = owners_of(parameters, self._devices, self._settings.dealt)
             self._owners = update.owners([self.every_device.index(place) for place in places])

@@ -379,7 +379,7 @@ class Trainer:
             return NoSaver()
         assert isinstance(self._engine, Resumable)
         directory = Path(checkpoint.directory).expanduser().resolve()
-        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs)
+        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs, self._peers)
 
     def _ends(self, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
         """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""

@@ -45,11 +45,11 @@ class Homes:
         slots: Sequence[tf.Variable],
         *,
         first: int = 0,
-        several: bool = False,
+        total: int | None = None,
     ) -> None:
-        """With `several` machines, the number of this one's `first` device among all of theirs."""
+        """Where other machines have replicas too, `total` on all of them, with the number of the `first`."""
         self.mode, self.devices = mode, tuple(devices)
-        self._first, self._several = first, several
+        self.first, self.total = first, len(self.devices) if total is None else total
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
         self.states: dict[Any, ReplicatedState] = {}
@@ -176,10 +176,10 @@ class Homes:
     def _state(self, capture: Capture) -> ReplicatedState:
         variable = capture.variable
         copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
-        several = self._several or len(copies) > 1
+        several = self.total > len(self.devices) or len(copies) > 1
         random, summed = is_random_state(capture), several and rule_of(variable) == "sum"
         if random:
-            for replica, copy in enumerate(copies, self._first):
+            for replica, copy in enumerate(copies, self.first):
                 copy.assign(another_stream(variable, replica))
         base = copy_of(variable, copies[0].device) if summed and not random else None
         return ReplicatedState(variable, copies, random, variable.ref() in self.assigned, base)
@@ -270,7 +270,7 @@ class Homes:
         """
         ops = []
         for state in self.states.values():
-            if state.random and self._first:
+            if state.random and self.first:
                 continue  # the user's variable follows the first device of all
             if state.trained:
                 value, targets = self.current(state.original).read_value(), state.copied
