@@ -1,4 +1,4 @@
-"""Runs programs as the machines of one cluster, each in a fork of this process, which has imported TensorFlow.
+"""Runs programs as the machines of one cluster, each in a fork of this process, which knows TensorFlow.
 
 `python machine_group.py SPEC`, with SPEC in JSON: the commands, what is added to their environment, and after
 how many seconds who is left is killed. Prints, in JSON, how each ended, when, and what it said.

@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,10 +22,11 @@ LAST = cn.machines().rank == cn.machines().size - 1
 EPOCHS = 4
 
 
-def data(count=64):
+def data(count):
     draw = np.random.default_rng(3)
     x = draw.normal(size=(count, 5))
-    return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).shuffle(64, seed=1).batch(16)
+    rows = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True)))
+    return (rows.shuffle(64, seed=1) if WHAT != "shorter" else rows).batch(16)
 
 
 def trainer(width=7, rate=0.05):
@@ -48,7 +50,7 @@ def say(*words):
     print("SAID", *words, flush=True)
 
 
-def run(after=None, **options):
+def run(after=None, count=64, **options):
     """A training with checkpoints; after so many steps something happens."""
     made = trainer()
 
@@ -59,7 +61,7 @@ def run(after=None, **options):
 
     options = {"prove": False, "progress": False, "log_every": 1, **options}
     checkpoint = cn.Checkpoint(FOLDER, every=5)
-    history = made.fit(data(), epochs=EPOCHS, checkpoint=checkpoint, callbacks=[looked], **options)
+    history = made.fit(data(count), epochs=EPOCHS, checkpoint=checkpoint, callbacks=[looked], **options)
     say("resumed", history.resumed)
     say("losses", repr(history.losses))
     say("parameters", repr([p.numpy().tolist() for p in made.parameters]))
@@ -74,20 +76,33 @@ def at(step, do):
     return after
 
 
-def spoil(made):
-    """One machine comes to other values than the others."""
-    made.parameters[0].assign_add(1e-9 * tf.ones_like(made.parameters[0]))
+def killed(_):
+    while not (FOLDER / "step-000000000005").exists():  # it is saved meanwhile
+        time.sleep(0.01)
+    say("now", time.time())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_in_a_step(_):
+    """Be stopped half a second later, in a step: the callbacks of this training do not take that long."""
+
+    def stop():
+        time.sleep(0.5)
+        say("now", time.time())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    threading.Thread(target=stop).start()
 
 
 if WHAT == "train":
     run()
 elif WHAT == "killed":
-    run(at(7, lambda _: os.kill(os.getpid(), signal.SIGKILL)))
+    run(at(7, killed))
 elif WHAT == "stopped":
-    run(at(7, lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
-elif WHAT == "failed":
-    run(at(7, lambda _: 1 / 0))
+    EPOCHS = 100_000
+    run(at(7, hang_in_a_step), log_every=7)
+elif WHAT == "shorter":  # the data of the last machine are
+    EPOCHS = 1
+    run(count=48 if LAST else 64)
 elif WHAT == "interrupted":
     run(at(7, lambda _: os.kill(os.getpid(), signal.SIGTERM)))
-elif WHAT == "spoilt":
-    run(at(7, spoil))

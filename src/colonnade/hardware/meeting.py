@@ -20,8 +20,8 @@ from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.hardware.rendezvous import MessageSocket, Said
 
 BEAT = 0.5
-# Seconds without a beat after which a machine is lost: while steps are made, and at all other times, when
-# Python may be held up by what a program does.
+# Seconds without a beat after which a machine is lost: in a fit once steps are known, and at all other times,
+# when what a program does may hold Python up.
 IN_STEPS, OTHERWISE = 5.0, 15.0
 # After a machine has failed, the others fail by themselves if it is for the same reason.
 GRACE = 3.0

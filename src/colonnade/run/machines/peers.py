@@ -133,7 +133,8 @@ class Peers:
         if self.meeting is None:
             yield
             return
-        self.meeting.silence = max(IN_STEPS, 3 * seconds_per_step) if seconds_per_step else OTHERWISE
+        if seconds_per_step:
+            self.meeting.silence = max(IN_STEPS, 3 * seconds_per_step)
         try:
             yield
         except tf.errors.OpError as error:
@@ -143,8 +144,15 @@ class Peers:
                     f"what all machines do together failed ({error.message.partition(chr(10))[0]})"
                 )
             raise
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around a fit: after it, a machine may be busy with other things for longer."""
+        try:
+            yield
         finally:
-            self.meeting.silence = OTHERWISE
+            if self.meeting is not None:
+                self.meeting.silence = OTHERWISE
 
     def back(self, seconds_per_step: float, early: str | None) -> None:
         """Tell that this machine has made its steps; `early` says why they are fewer than asked for."""

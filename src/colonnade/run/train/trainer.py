@@ -277,6 +277,7 @@ class Trainer:
         devices = self._peers.every_device() if self._peers.several else self._engine.devices
         with (
             RunLog(logdir, known, partial(peaks, self.devices)) as log,
+            self._peers.fitting(),
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
             Progress(expected, logdir, devices, show=progress, shares=self._changing()) as shown,
