@@ -1,12 +1,9 @@
 """Machines that are killed, hang or are told to end: the others notice and end, and nothing is lost."""
 
 import ast
-import os
-import subprocess
-import sys
 
 import numpy as np
-from fresh import QUIET, ROOT, forked
+from fresh import ROOT, forked
 from together import run_on_machines
 
 from colonnade.errors import RESUMABLE
@@ -63,17 +60,3 @@ def test_data_that_end_sooner_on_one_machine_are_told(tmp_path):
         assert one.code == 1
         assert "m1 has come to the end of its data, and m0 trains on" in one.err
     assert saved(tmp_path) == []
-
-
-def test_a_machine_that_does_not_come_is_named(tmp_path):
-    """On the first machine, and on one that looks for the first."""
-    addresses = '["127.0.0.1:1", "127.0.0.1:2"]'
-    for rank, other in ((1, "m0"),):
-        task = f'{{"cluster": {{"worker": {addresses}}}, "task": {{"type": "worker", "index": {rank}}}}}'
-        own = {"TF_CONFIG": task, "COLONNADE_MACHINES": "m0,m1", "COLONNADE_JOIN_SECONDS": "0.3"}
-        code = "import colonnade as cn; cn.setup()"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **QUIET, **own}, capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        assert f"machine='{other}': {other} (127.0.0.1:1) did not answer within 0.3 s" in done.stderr

@@ -148,14 +148,13 @@ class Meeting:
         if self._closed.is_set():
             return
         self._leaving = True
-        for rank in self._links:
-            if rank not in self._gone:
-                self._tell(rank, {"bye": failed, "from": self._cluster.rank})
+        for rank in self._links:  # also the first one that has said it: it waits for the others
+            self._tell(rank, {"bye": failed, "from": self._cluster.rank})
         if self._cluster.rank == 0:
             until = time.monotonic() + (FAREWELL if failed is None else GRACE)
             while time.monotonic() < until and len(self._gone) < len(self._links):
                 time.sleep(0.02)
-        elif 0 not in self._gone:
+        else:
             # To close at once would take back what the first one has not read yet.
             self._understood.wait(GRACE)
         self._closed.set()

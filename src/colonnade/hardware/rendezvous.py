@@ -30,7 +30,7 @@ class MessageSocket:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit = struct.pack("ll", int(PATIENCE), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._connection, self._file = connection, connection.makefile("rb")
+        self._connection = connection
 
     def send(self, message: Said) -> None:
         """Raises OSError if nobody takes it."""
@@ -40,18 +40,21 @@ class MessageSocket:
     def receive(self) -> Said | None:
         """The next message; None at the end of the connection."""
         try:
-            head = self._file.read(8)
-            size = int.from_bytes(head, "big")
-            text = self._file.read(size) if len(head) == 8 and size <= LONGEST else b""
-        except OSError:
-            return None
-        if len(head) < 8 or len(text) < size:
-            return None
-        try:
-            said = json.loads(text)
-        except ValueError:
+            size = int.from_bytes(self._read(8), "big")
+            said = json.loads(self._read(size)) if size <= LONGEST else None
+        except (OSError, ValueError):
             return None
         return said if isinstance(said, dict) else None
+
+    def _read(self, size: int) -> bytes:
+        """So many bytes; raises OSError if the connection ends before."""
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._connection.recv(min(size - len(parts), 2**20))
+            if not part:
+                raise ConnectionResetError
+            parts += part
+        return bytes(parts)
 
     def receive_within(self, seconds: float) -> Said | None:
         """The next message, if it comes in time."""
@@ -107,6 +110,8 @@ def _receive_all(
         with contextlib.suppress(OSError):  # who is gone by now is missed at the first exchange
             link.send({"refused": words} if words else {"everyone": everyone})
     if words:
+        for link in links.values():
+            link.close()
         raise InvalidArgument(WHERE, [_problem(cluster, missing, words)])
     return links, everyone
 
