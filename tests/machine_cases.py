@@ -42,6 +42,16 @@ def squared(model):
     return loss
 
 
+def normalised(model):
+    """The same for a model with layers that do other things in training."""
+
+    def loss(x, y, training):
+        error = model(x, training=training) - y
+        return tf.reduce_mean(error**2, axis=1), {"error": tf.reduce_mean(tf.abs(error), axis=1)}
+
+    return loss
+
+
 def told(trainer, history, **more):
     """What is compared of a training."""
     return {
@@ -149,9 +159,9 @@ def nan_skip(devices):
     return {**kept, "losses": [repr(loss) for loss in kept["losses"]], "records": None}
 
 
-def norm(devices, *, synchronized):
+def norm_model(synchronized):
     keras.utils.set_random_seed(11)
-    model = keras.Sequential(
+    return keras.Sequential(
         [
             keras.Input((5,), dtype="float64"),
             keras.layers.Dense(7, dtype="float64"),
@@ -160,6 +170,10 @@ def norm(devices, *, synchronized):
             keras.layers.Dense(1, dtype="float64"),
         ]
     )
+
+
+def norm(devices, *, synchronized):
+    model = norm_model(synchronized)
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.05), devices=devices)
     data = tf.data.Dataset.from_tensor_slices(rows(43)).batch(40)
     history = trainer.fit(data, epochs=2, progress=False, prove=False)
@@ -225,6 +239,43 @@ def keras_fit(devices, loss="mse", *, proved=True):
 def keras_gathered(devices):
     """A loss that is a sum over the batch: predictions are put together first."""
     return keras_fit(devices, keras.losses.MeanSquaredError(reduction="sum"), proved=False)
+
+
+def sharded(devices):
+    """Each machine brings its own part: rows in turn, so that batches are those of one machine, sorted."""
+    machines = cn.machines()
+    x, y = rows(92)
+    if machines.size == 1:  # what two machines with batches of 7 make together, the last of 5 and 3
+        parts = [np.arange(46), np.arange(46, 90)]
+        batches = zip(*([part[i : i + 7] for i in range(0, len(part), 7)] for part in parts), strict=True)
+        data = [(x[np.concatenate(both)], y[np.concatenate(both)]) for both in batches]
+    else:
+        own = np.arange(46) if machines.is_first else np.arange(46, 90)
+        data = tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(7)
+    model = norm_model(True)
+    sync = cn.Synchronous(data="sharded")
+    trainer = cn.Trainer(normalised(model), keras.optimizers.Adam(0.01), devices=devices, sync=sync)
+    history = trainer.fit(data, log_every=1, progress=False, prove=False)
+    averages = [v.numpy().tolist() for v in model.non_trainable_variables if "moving" in v.path]
+    scored = trainer.evaluate(data)
+    return told(trainer, history, averages=averages, scored=[scored.loss, scored.metrics, scored.examples])
+
+
+def uneven_shards(devices):
+    """The data of the last machine end sooner: so does the training, on all."""
+    machines = cn.machines()
+    x, y = rows(40)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).take(3 if is_last() else 6)
+    trainer = cn.Trainer(
+        squared(dense_model()),
+        keras.optimizers.SGD(0.1),
+        devices=devices,
+        sync=cn.Synchronous(data="sharded"),
+    )
+    history = trainer.fit(data, progress=False, prove=False)
+    checkpoint = cn.Checkpoint(tempfile.gettempdir(), every=5)
+    exact = refusal(lambda: trainer.fit(data, progress=False, checkpoint=checkpoint))
+    return [len(history.losses), trainer.step, trainer.examples, machines.size, exact]
 
 
 def refusal(do):
@@ -316,7 +367,7 @@ def rows32(count):
 
 WRONG = {
     case.__name__: case
-    for case in (other_model, other_values, other_order, other_steps, spoilt, refused_modes)
+    for case in (other_model, other_values, other_order, other_steps, spoilt, refused_modes, uneven_shards)
 }
 CASES = {
     case.__name__: case
@@ -336,6 +387,7 @@ CASES = {
         shuffled,
         keras_fit,
         keras_gathered,
+        sharded,
     )
 }
 

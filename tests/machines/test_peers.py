@@ -76,6 +76,14 @@ def test_a_spoilt_machine_is_named_and_nothing_is_saved(two_by_two):
         assert "step-000000000004" not in steps
 
 
+def test_data_of_their_own_end_together_and_are_counted(two_by_two):
+    for machine in two_by_two:
+        losses, steps, examples, _, exact = machine["uneven_shards"]
+        assert (losses, steps, examples) == (3, 3, 2 * 3 * 5)
+        assert "checkpoint.data='exact'" in exact
+        assert "each has data of its own" in exact
+
+
 def test_what_is_for_one_machine_is_refused_by_name(two_by_two):
     for machine in two_by_two:
         for name, word in (

@@ -173,6 +173,11 @@ class GraphStream:
         self._failed: tf.errors.OpError | None = None
         self.resting = True  # no step is begun before it is taken, but one may have failed halfway
 
+    @property
+    def rows_at_hand(self) -> int:
+        """Of the batch that the next step takes; 0 at the end of the data."""
+        return max(self._batches.size, 0)
+
     def hold(self, steps: int) -> None:
         pass
 

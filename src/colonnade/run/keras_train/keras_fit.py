@@ -82,7 +82,7 @@ def fit(
             *_problems(model, sync, len(chosen)),
             *of_prove(prove),
             *of_machines(None, sync),
-            *_own_on_machines(model),
+            *_own_on_machines(model, sync),
         ],
     )
     peers = peers_of(chosen, "fit()")
@@ -123,7 +123,10 @@ def _step(
     return KerasStep(model, devices, sync, mode, prover, peers)
 
 
-def _own_on_machines(model: Any) -> Iterator[Problem]:
+def _own_on_machines(model: Any, sync: Any) -> Iterator[Problem]:
+    if isinstance(sync, Synchronous) and sync.data != "whole":
+        rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
+        yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
     if joined() is not None and isinstance(model, keras.Model) and has_own(model, "train_step"):
         rule = "has a train_step of its own, which is for the devices of one machine"
         yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")

@@ -15,6 +15,7 @@ GROUP = 1
 # What the sum of TensorFlow is made in; others are carried in one that holds all their values.
 SUMMED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 LARGEST_POWER = 32  # of two: the rows of a gather
+BLOCK = 100_000  # keys for a training
 # Parts in which a message travels at the same time.
 STREAMS = 4
 
@@ -22,13 +23,30 @@ STREAMS = 4
 class Collective:
     """Sums and gathers over a number of machines."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, token: Any = None) -> None:
         self._size = size
-        self._keys = itertools.count(1)
-        with tf.init_scope(), tf.device(HOST):
-            # In a graph, what is given this variable goes in the order in which it was built. There is one
-            # for all: two collectives that pass each other would wait for ever.
-            self._token = tf.Variable(0.0, trainable=False, name="order_of_collectives")
+        self._first, self._keys = 1, itertools.count(1)
+        if token is None:
+            with tf.init_scope(), tf.device(HOST):
+                # In a graph, what is given this variable goes in the order in which it was built. There is
+                # one for all: two collectives that pass each other would wait for ever.
+                token = tf.Variable(0.0, trainable=False, name="order_of_collectives")
+        self._token = token
+
+    def of_one_training(self) -> "Collective":
+        """One with keys of its own, which begin anew with every graph (`restart`).
+
+        Machines with data of their own meet batches of other sizes at other times, and build graphs for them
+        by themselves; the collectives of these graphs are the same.
+        """
+        other = Collective(self._size, self._token)
+        other._first = next(itertools.islice(self._keys, BLOCK, None))
+        other.restart()
+        return other
+
+    def restart(self) -> None:
+        """Give out the same keys again."""
+        self._keys = itertools.count(self._first - BLOCK + 1)
 
     def sum(self, tensor: Any) -> Any:
         """The sum over the machines of a tensor that has the same static shape on all."""

@@ -9,7 +9,7 @@ The slices of a batch are those of one machine that has all the devices; every m
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +41,7 @@ class Peers:
     meeting: Meeting | None = field(default=None, compare=False)
     collective: Collective | None = field(default=None, compare=False)
     generation: int | None = None  # how often the cluster was started before
+    sharded: bool = False  # whether each brings data of its own, and does not read all of them
 
     @property
     def several(self) -> bool:
@@ -62,9 +63,19 @@ class Peers:
 
     def own(self, counts: Sequence[int]) -> Sequence[int]:
         """Of the sizes of all slices, those of this machine's; none, if there are more devices than rows."""
-        if not self.several:
+        if not self.several or self.sharded:
             return counts
         return counts[self.first : self.first + len(self.devices[self.rank])]
+
+    def with_own_data(self) -> "Peers":
+        """The same, where each machine brings data of its own."""
+        assert self.collective is not None
+        return replace(self, sharded=True, collective=self.collective.of_one_training())
+
+    def begin_graph(self) -> None:
+        """Before the graph of a step is built."""
+        if self.sharded and self.collective is not None:
+            self.collective.restart()
 
     def every_device(self) -> tuple[str, ...]:
         """The devices of all machines, each with the name of its machine, if there are several."""

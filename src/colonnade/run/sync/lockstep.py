@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import Problem, check
 from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, slice_specs
@@ -24,6 +24,7 @@ from colonnade.run.sync.over_machines import (
     OTHER_BATCH,
     Totals,
     filled,
+    of_own_data,
     other_batch,
     outputs_of_all,
     over_machines,
@@ -35,6 +36,7 @@ from colonnade.run.sync.workers import Replicas, Workers
 from colonnade.run.variables.homes import MODES, Bindings, Homes, mean_of_first
 from colonnade.run.variables.saved_state import SavedState
 
+DATA = ("whole", "sharded")
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
 SHARES: dict[str, Callable[[int], Shares]] = {"even": EvenShares, "measured": MeasuredShares}
 
@@ -46,6 +48,8 @@ class Synchronous:
     Args:
         shares: `even` gives each device the same part of a batch; `measured` gives more to devices that
             are faster, from the time that they take. The gradient is exact in both.
+        data: where several machines train together: `whole` if each reads all of the data and keeps its
+            rows, `sharded` if each brings a part of its own (see `docs/machines_training.md`).
 
     Example:
         >>> import colonnade as cn
@@ -53,18 +57,26 @@ class Synchronous:
     """
 
     shares: str = "even"
+    data: str = "whole"
     homes: ClassVar[tuple[str, ...]] = MODES
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shares, str) or self.shares not in SHARES:
-            rule = f"must be {' or '.join(SHARES)}"
-            raise InvalidArgument("Synchronous()", [Problem("shares", self.shares, rule, "Leave it out")])
+        check("Synchronous()", self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
+        for name, known in (("shares", SHARES), ("data", DATA)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in known:
+                yield Problem(name, value, f"must be {' or '.join(known)}", "Leave it out")
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
     def engine(self, settings: Settings) -> "Lockstep":
-        shares = SHARES[self.shares](settings.num_replicas)
+        if self.data == "sharded" and settings.peers.several:
+            settings = replace(settings, peers=settings.peers.with_own_data())
+        sharded = settings.peers.sharded
+        shares = SHARES[self.shares](len(settings.devices) if sharded else settings.num_replicas)
         traces = Traces(settings, timed=shares.timed)
         return Lockstep(settings, traces, Replicas(settings, traces), shares)
 
@@ -86,6 +98,7 @@ class Lockstep(GraphEngine):
     def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
         super().__init__(settings, traces)
         self.workers, self.shares, self.peers = workers, shares, settings.peers
+        self._compared = False  # whether all machines were seen to train the same
         self._recipes: dict[Hashable, list[Recipe]] = {}  # by the kind of a batch and of its slices
         # Looks at the first batch, once all is prepared for it and before anything is trained.
         self.examine: Callable[[Arguments], None] | None = None
@@ -116,11 +129,21 @@ class Lockstep(GraphEngine):
             self._housed = self.house()
         self.bind()
         if self.peers.several:
-            same_training(self.peers, batch, self.cut(batch), self.traces)
-            same_values(self.peers, self.housed, "the first step on such a batch")
+            self._compare(batch)
         if self.examine is not None:
             examine, self.examine = self.examine, None
             examine(batch)
+
+    def _compare(self, batch: Arguments) -> None:
+        """See that all machines train the same; with data of their own, they meet new sizes one by one."""
+        if self.peers.sharded:
+            recipes = [self._how(batch), *self._recipes.values()]
+            check("the loss function", of_own_data(self._traced(batch), recipes))
+            if self._compared:
+                return
+        same_training(self.peers, batch, self.cut(batch), self.traces)
+        same_values(self.peers, self.housed, "the first step on such a batch")
+        self._compared = True
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         yield from self.workers.refused(traces)
@@ -143,7 +166,10 @@ class Lockstep(GraphEngine):
         key = (batch.key(), counts)
         if key not in self._recipes:
             whole = partial(self.traces.of_one_device, batch)
-            self._recipes[key], wrong = recipes(self._traced(batch), counts, whole)
+            traces = self._traced(batch)
+            if self.peers.sharded and len(traces) == 1:  # there are slices on other machines
+                traces, counts = [*traces, *traces], (*counts, *counts)
+            self._recipes[key], wrong = recipes(traces, counts, whole)
             check("the loss function", wrong)
         return self._recipes[key]
 
@@ -154,16 +180,18 @@ class Lockstep(GraphEngine):
     def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         share = self._traced(batch)[0].structure
         dtypes = {name: value.dtype for name, value in share.metrics.items()}
-        return len(self.cut(batch)), share.loss.dtype, dtypes
+        active = self.peers.total if self.peers.sharded else len(self.cut(batch))
+        return active, share.loss.dtype, dtypes
 
     def step(self, batch: Arguments) -> Outcome:
         counts = self.cut(batch)
         own = self.peers.own(counts)
+        self.peers.begin_graph()
         order = self.settings.order if len(own) == len(self.devices) else star(max(len(own), 1))
         how = self._how(batch)
         shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
-        sums = SliceSums.of(shares, own, sum(counts), self.guard)
+        sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
         known: Bindings = {}
         alone = not self.peers.several
         at_once = self.workers.sums_itself(rows) if alone and sums.weight is None else None

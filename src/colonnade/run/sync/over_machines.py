@@ -16,7 +16,7 @@ from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.machines.collective import can_travel
 from colonnade.run.machines.peers import Peers
 from colonnade.run.machines.same_batch import digest
-from colonnade.run.step.gradient_rows import DENSE
+from colonnade.run.step.gradient_rows import DENSE, SAME
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.slice_sums import SliceSums
@@ -90,6 +90,8 @@ def over_machines(
         states: what replicas have changed, after they have.
         counts: the sizes of all slices.
     """
+    if peers.sharded:
+        return _of_own_data(peers, sums, totals, states, counts)
     names = list(sums.metrics)
     dense = [t for layer in totals for t in layer if isinstance(t, tf.Tensor)]
     weight = [] if sums.weight is None else [sums.weight]
@@ -105,12 +107,42 @@ def over_machines(
     replicas, health = next(added), next(added)
     dense = [next(added) for _ in dense]
     values = {state.original.ref(): _value(state, next(added), len(counts)) for state in states}
+    whole = _with_rows_of_all(peers, totals, dense)
+    return SliceSums(loss, metrics, total_weight, replicas, health), whole, values
+
+
+def _of_own_data(
+    peers: Peers,
+    sums: SliceSums,
+    totals: Totals,
+    states: Sequence[ReplicatedState],
+    counts: Sequence[int],
+) -> tuple[SliceSums, Totals, dict[Any, Any]]:
+    """The same where each machine has rows of its own: how many there are in all is a sum too.
+
+    Nothing is divided by the number of examples yet, so that number is the weight, if there is no other.
+    """
+    dense = [t for layer in totals for t in layer if isinstance(t, tf.Tensor)]
+    weight = tf.constant(sum(counts), sums.loss.dtype) if sums.weight is None else sums.weight
+    working = tf.constant(len(counts), sums.loss.dtype)
+    tables = [peers.placed(sums.replicas, peers.total), peers.placed(sums.health, peers.total)]
+    own = [_part(state, peers, counts) for state in states]
+    numbers = [sums.loss, *sums.metrics.values(), weight, working, *tables]
+    added = iter(peers.sum([*numbers, *dense, *own]))
+    loss, metrics = next(added), {name: next(added) for name in sums.metrics}
+    weight, working, replicas, health = (next(added) for _ in range(4))
+    dense = [next(added) for _ in dense]
+    values = {state.original.ref(): _value(state, next(added), working) for state in states}
+    return SliceSums(loss, metrics, weight, replicas, health), _with_rows_of_all(peers, totals, dense), values
+
+
+def _with_rows_of_all(peers: Peers, totals: Totals, dense: Sequence[Any]) -> Totals:
+    """Totals of all machines: what is dense is summed by now, rows are gathered here."""
     sparse = [t for layer in totals for t in layer if isinstance(t, tf.IndexedSlices)]
     both = iter(dense), iter(peers.gathered(sparse))
-    whole = [
+    return [
         [None if t is None else next(both[isinstance(t, tf.IndexedSlices)]) for t in row] for row in totals
     ]
-    return SliceSums(loss, metrics, total_weight, replicas, health), whole, values
 
 
 def outputs_of_all(
@@ -172,6 +204,21 @@ def other_batch(message: str) -> InvalidArgument:
     return InvalidArgument("fit()", [Problem("data", told, rule, fix)])
 
 
+def of_own_data(traces: Sequence[Objective], recipes: Sequence[Sequence[Recipe]]) -> Iterator[Problem]:
+    """What cannot be trained where each machine brings data of its own."""
+    for i, parameter in enumerate(traces[0].parameters):
+        used = [recipe[i] for recipe in recipes]
+        if any(isinstance(one, tuple) and SAME in one for one in used):
+            rule = "is looked up at rows that do not come from the batch, which takes batches that all have"
+            yield Problem("variable", parameter.name, rule, 'Use data="whole", or look at all of its rows')
+        elif any(one != used[0] for one in used):
+            rule = "has a gradient of another kind for batches of another size"
+            yield Problem("variable", parameter.name, rule, 'Use data="whole"')
+    if tensor_leaves(traces[0].structure.outputs):
+        rule = "are metrics of a whole batch, which no machine has"
+        yield Problem("outputs", "of the loss", rule, 'Use data="whole"')
+
+
 def _part(state: ReplicatedState, peers: Peers, counts: Sequence[int]) -> Any:
     """What this machine adds to the one value of a state."""
     working = state.copies[: len(peers.own(counts))]
@@ -188,11 +235,11 @@ def _added(values: Sequence[Any], like: Any) -> Any:
     return tf.add_n(values) if values else tf.zeros_like(like)
 
 
-def _value(state: ReplicatedState, total: Any, num_slices: int) -> Any:
+def _value(state: ReplicatedState, total: Any, num_slices: Any) -> Any:
     """The one value of a state, from the sum of what the machines add to it."""
     if state.base is not None:
         return state.base.read_value() + total
-    return total / num_slices if rule_of(state.original) == "mean" else total
+    return total / tf.cast(num_slices, total.dtype) if rule_of(state.original) == "mean" else total
 
 
 def _all_the_same(seen: Any) -> Any:

@@ -34,12 +34,18 @@ def same_training(peers: Peers, batch: Arguments, counts: Sequence[int], traces:
         "model": f"{len(parameters)} variables, {sum(p.shape.num_elements() for p in parameters)} numbers, "
         f"{_short(shapes)}",
         "optimizer": f"{type(optimizer).__name__}, {len(traces.slots)} variables",
-        "batch": str([f"{leaf.path}{tuple(leaf.value.shape)}" for leaf in batch.tensors]),
-        "slices": str(tuple(counts)),
+        "batch": str([f"{leaf.path}{_dims(leaf.value, peers)}" for leaf in batch.tensors]),
+        "slices": "of its own" if peers.sharded else str(tuple(counts)),
         "graph": f"ops {_short(sorted(_ops(traces.objectives).items()))}",
         "update": f"ops {_short(sorted(_ops([traces.update(traces.specs)]).items()))}",
     }
     peers.agree(STEP, facts)
+
+
+def _dims(tensor: Any, peers: Peers) -> tuple[int | None, ...]:
+    """Of a tensor of a batch; with data of their own machines have batches of other sizes."""
+    dims = tuple(tensor.shape)
+    return (None, *dims[1:]) if peers.sharded and dims else dims
 
 
 def _ops(traces: Sequence[Traced | Any]) -> Counter[str]:

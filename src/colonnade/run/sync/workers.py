@@ -131,7 +131,10 @@ class Replicas:
             traced = self.trace(slice_specs(batch, counts)[0], 0, len(counts))
             add_nothing(traced, across)
             return [idle_share(traced)], []
-        parts = slices(batch, counts, range(first, first + len(own)))
+        if self._peers.sharded:
+            parts = slices(batch, counts, factor=1.0)  # how many rows all machines have is known later
+        else:
+            parts = slices(batch, counts, range(first, first + len(own)))
         traces = [self.trace(part, first + i, len(counts)) for i, part in enumerate(parts)]
         bindings = [
             housed.bindings(i, traced.captures) | housed.stand_ins(i, traced.captures)

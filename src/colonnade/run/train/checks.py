@@ -9,7 +9,7 @@ from colonnade.hardware.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
-from colonnade.run.machines.peers import outside
+from colonnade.run.machines.peers import Peers, outside
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.sync.lockstep import Synchronous
@@ -67,6 +67,14 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
     elif not isinstance(sync, Synchronous):
         rule = "is for the devices of one machine"
         yield Problem("sync", type(sync).__name__, rule, fix)
+
+
+def of_own_data(peers: Peers, checkpoint: Any) -> Iterator[Problem]:
+    """What does not go with data that each machine brings for itself."""
+    if peers.sharded and isinstance(checkpoint, Checkpoint) and checkpoint.data == "exact":
+        rule = 'saves the place in the data of one machine, and with data="sharded" each has data of its own'
+        fix = 'Choose cn.Checkpoint(..., data="skip"), which takes as many machines as before, or "restart"'
+        yield Problem("checkpoint.data", "exact", rule, fix)
 
 
 def of_fit(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:

@@ -135,6 +135,8 @@ class Trainer:
                 loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by, peers=self._peers
             )
             self._engine = sync.engine(settings)
+            if isinstance(self._engine, Lockstep):
+                self._peers = self._engine.peers  # which know whether each brings its own data
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
             lambda outcome, _: (outcome.loss, outcome.metrics, outcome.skipped, outcome.ages)
@@ -258,6 +260,7 @@ class Trainer:
         """
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
+            *checks.of_own_data(self._peers, checkpoint),
             *checks.of_callbacks(callbacks),
             *profile_problems(profile),
             *of_prove(prove),
@@ -398,7 +401,9 @@ class Trainer:
         """
         dataset = feed(data, batch_size, "evaluate()")
         with averaged(self.optimizer, self.parameters, built_before=self._built_before):
-            loss, metrics, examples = self._evaluation.run(dataset, self._names, self._mode(training=False))
+            loss, metrics, examples = self._evaluation.run(
+                dataset, self._names, self._mode(training=False), self._peers
+            )
         return Record(loss, metrics, self.step, examples)
 
     def _mode(self, *, training: bool) -> dict[str, bool]:
