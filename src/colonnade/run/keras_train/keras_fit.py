@@ -127,6 +127,9 @@ def _own_on_machines(model: Any, sync: Any) -> Iterator[Problem]:
     if isinstance(sync, Synchronous) and sync.data != "whole":
         rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
         yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
+    if getattr(sync, "across", "devices") != "devices":
+        rule = "is for cn.Trainer: Keras looks at the model after every step, when machines differ"
+        yield Problem("across", sync.across, rule, "Leave it out, or use cn.Trainer")
     if joined() is not None and isinstance(model, keras.Model) and has_own(model, "train_step"):
         rule = "has a train_step of its own, which is for the devices of one machine"
         yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")

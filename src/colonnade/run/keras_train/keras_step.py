@@ -37,7 +37,7 @@ from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
-from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch
+from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch, sizes_told
 from colonnade.run.trace.replica_context import remembered
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
@@ -117,7 +117,7 @@ class KerasStep:
         except tf.errors.InvalidArgumentError as error:
             if OTHER_BATCH not in error.message:
                 raise
-            raise other_batch(error.message) from None
+            raise other_batch(sizes_told(error.message)) from None
         self._engine.leave()
         return logs
 

@@ -29,6 +29,7 @@ from colonnade.run.sync.over_machines import (
     outputs_of_all,
     over_machines,
     refused,
+    sizes_told,
 )
 from colonnade.run.sync.same_training import same_training, same_values
 from colonnade.run.sync.slice_sums import SliceSums
@@ -158,7 +159,8 @@ class Lockstep(GraphEngine):
     def _traced(self, batch: Arguments) -> list[Objective]:
         """A trace for each slice."""
         parts = slice_specs(batch, self.workers.slices(self.cut(batch)))
-        return [self.workers.trace(part, i, len(parts)) for i, part in enumerate(parts)]
+        first = self.peers.offset
+        return [self.workers.trace(part, first + i, first + len(parts)) for i, part in enumerate(parts)]
 
     def _how(self, batch: Arguments) -> list[Recipe]:
         """For each parameter how to add up the gradients of the slices."""
@@ -279,7 +281,7 @@ class Lockstep(GraphEngine):
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         if OTHER_BATCH in error.message:
-            return other_batch(error.message)
+            return other_batch(sizes_told(error.message))
         return super().explained(error)
 
     def culprit(self, replica: int, bad: Sequence[str]) -> str:
