@@ -8,6 +8,7 @@ from fresh import ROOT
 SOURCE, TESTS = ROOT / "src" / "colonnade", ROOT / "tests"
 # Modules without a test file of their name, each with the reason.
 ELSEWHERE = {
+    "cli.experiments": "show/test_experiment.py runs the command and looks at all that it makes",
     "show.gallery": "its figures are those of a whole experiment, which show/test_experiment.py runs once",
 }
 

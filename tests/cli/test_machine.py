@@ -8,16 +8,6 @@ from fresh import COMMAND, ROOT, forked, run
 import colonnade as cn
 
 
-def test_version():
-    assert run([COMMAND, "--version"]).stdout.strip() == cn.__version__
-
-
-def test_a_mistake_shows_no_traceback():
-    done = run([COMMAND, "dmeo"])
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-
-
 def test_doctor():
     done = run([COMMAND, "doctor", "--json"])
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
@@ -91,7 +81,7 @@ def test_a_disk_that_is_full_gives_one_message():
 
 
 def test_a_bundle_that_must_not_be_written_is_told_before_the_work(tmp_path, monkeypatch):
-    from colonnade import cli
+    from colonnade.cli import machine as cli
 
     (tmp_path / "kept.json").write_text("old")
     monkeypatch.setattr(cli.os, "access", lambda path, mode: path != tmp_path / "kept.json")
@@ -141,121 +131,6 @@ def test_the_example_in_the_documentation():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (said,) = re.findall(r"It prints `(.*?)`", PAGE)
     assert run([sys.executable, "-c", code]).stdout.strip() == said
-
-
-def test_run_and_leases(tmp_path):
-    leases = str(tmp_path / "leases")
-    show = [sys.executable, COMMAND, "leases", "--leases", leases]
-    options = ["--virtual", "2", "--cards", "1", "--memory", "0.5", "--leases", leases]
-    # Options after the program's name are the program's.
-    done = run([COMMAND, "run", *options, *show, "--json"])
-    (lease,) = json.loads(done.stdout)
-    assert lease["cards"] == ["virtual:0"]
-    assert (lease["memory"], lease["waits_for"], lease["command"]) == (0.5, 0, [*show, "--json"])
-    table = run([COMMAND, "run", *options, "--", *show], COLUMNS="200").stdout
-    assert re.search(r"virtual:0 +│ +50% │", table)
-    assert "No card is leased" in run(show).stdout
-    assert json.loads(run([*show, "--json"]).stdout) == []
-
-
-def test_a_bad_run_is_one_message_and_exit_code_2(tmp_path):
-    done = run([COMMAND, "run", "--virtual", "2", "--cards", "3", "--memory", "7", "--", "no-such-program"])
-    assert done.returncode == 2
-    assert [line.split("=")[0].strip() for line in done.stderr.splitlines()[1:]] == [
-        "command",
-        "--cards",
-        "--memory",
-    ]
-    assert "Traceback" not in done.stderr
-
-
-MODULE = """
-import tensorflow as tf
-
-print("a note of the module")
-w = tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="w")
-
-@tf.function(input_signature=[tf.TensorSpec([None, 2])])
-def model(x):
-    return tf.nn.elu(x @ w)
-
-def loss(x, y):
-    return tf.reduce_mean((x @ w - y) ** 2)
-
-def loss_example():
-    return tf.random.stateless_normal([13, 2], [1, 2]), tf.ones([13, 2])
-
-def fails(x):
-    return tf.linalg.inv(x)
-fails_example = (tf.zeros([9, 2, 2]),)
-"""
-
-
-def test_verify(tmp_path):
-    """Equal is 0, not equal is 1, a mistake is 2 and shows no traceback."""
-    (tmp_path / "study.py").write_text(MODULE)
-
-    def verify(*arguments):
-        return forked([COMMAND, "verify", *arguments], cwd=tmp_path)
-
-    equal = verify("study:model", "--devices", "4")
-    assert equal.returncode == 0, equal.stderr
-    assert "4 devices and one: equal." in equal.stdout
-    different = verify("study:loss", "--json")
-    assert different.returncode == 1, different.stderr
-    report = json.loads(different.stdout)
-    assert not report["equal"]
-    assert report["causes"] == ["mean"]
-    assert report["devices"] == ["/device:CPU:0", "/device:CPU:1"]
-    assert {row["leaf"] for row in report["rows"]} >= {"output", "gradient of w:0"}
-    mistake = verify("study:fails", "--devices", "3", "--join", "mean")
-    assert mistake.returncode == 2
-    assert "calling it with the example failed: InvalidArgumentError: on CPU:0" in mistake.stderr
-    assert "Traceback" not in mistake.stderr
-
-
-def test_plan_for_a_recorded_machine_needs_no_tensorflow(tmp_path):
-    sizes = {"hidden": 1536, "layers": 16, "heads": 24, "sequence": 2048, "vocabulary": 51200, "batch": 16}
-    file = tmp_path / "gpt.json"
-    file.write_text(cn.Workload.transformer(**sizes).to_json())
-    program = (
-        "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from colonnade.cli import main;"
-        f"sys.argv = ['colonnade', 'plan', '--workload', {str(file)!r}, '--machine', 'dgx1']; main()"
-    )
-    done = run([sys.executable, "-c", program])
-    assert done.returncode == 0, done.stderr
-    first, _, head, chosen, *_ = done.stdout.splitlines()
-    assert first.startswith("Use 8 devices as ")
-    assert "examples/s" in head
-    assert chosen.startswith("* ")
-    assert "does not fit: a device needs" in done.stdout
-
-
-def test_plan_as_json_is_a_plan(tmp_path):
-    file = tmp_path / "net.json"
-    file.write_text(cn.Workload.convnet(parameters=25_000_000, flops=8e9, batch=256).to_json())
-    options = ["--machine", "dgx1", "--machines", "2", "--network", "100Gb", "--keep", "variables=mirrored"]
-    done = run([COMMAND, "plan", "--workload", str(file), *options, "--json"])
-    plan = cn.Plan.from_json(done.stdout)
-    assert plan.num_devices == 16
-    assert plan.variables == "mirrored"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "must be given"),
-        (["--workload", "no such file"], "cannot be read"),
-        (["--workload", "pyproject.toml"], "is not JSON"),
-        (["--workload", "pyproject.toml", "--machine", "dgx9"], "no such machine"),
-        (["train:loss", "--workload", "pyproject.toml"], "one of them"),
-    ],
-)
-def test_mistakes_of_a_plan_show_no_traceback(options, said):
-    done = run([COMMAND, "plan", *options])
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_only_this_machine_can_be_measured():
