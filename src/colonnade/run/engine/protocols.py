@@ -36,6 +36,8 @@ class Settings:
     dealt: str = "size"  # how partitioned variables are dealt
     # Which of the variables that the function uses are trained; by default those that are not frozen.
     trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
+    # What the optimizer is made for; by default the trained variables, in the order of their use.
+    optimized: Callable[[], Sequence[Any]] | None = None
 
     @property
     def order(self) -> Order:

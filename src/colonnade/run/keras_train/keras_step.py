@@ -82,6 +82,8 @@ class KerasStep:
             self._mode,
             on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
             trainable=self._trained,
+            # All of them, as Keras does: by this order it saves an optimizer, and puts averages into weights.
+            optimized=lambda: self._model.trainable_variables,
         )
         self._engine = self._sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
