@@ -141,7 +141,14 @@ class Network:
         later = {id(t) for call in self._calls[end:] for t in call.takes}
         later |= {id(t) for t in self._outputs}
         gives = [key for key in made if key in later]
-        layer = _Layers(calls, tuple(takes), gives)
+
+        def called(inputs: Any, training: bool | None) -> list[Any]:
+            values = dict(zip(takes, inputs, strict=True))
+            for one in calls:
+                one.again(values, training)
+            return [values[key] for key in gives]
+
+        layer = _Layers(called)
 
         def call(values, training):  # type: ignore[no-untyped-def]
             results = layer(values, training=training)
@@ -183,18 +190,14 @@ def _as(symbol: Any, value: Any) -> Any:
 
 
 class _Layers(keras.layers.Layer):
-    """A part of a functional model. Being a layer, it tells the layers inside whether they train."""
+    """Calls of layers. Being a layer, it tells those inside whether they train."""
 
-    def __init__(self, calls: Sequence[_Call], takes: Sequence[int], gives: Sequence[int]) -> None:
+    def __init__(self, calls: Callable[[Any, bool | None], list[Any]]) -> None:
         super().__init__(autocast=False, name="stage")
-        self._inside = lambda: (calls, takes, gives)  # hidden: the weights belong to the model
+        self._calls = calls
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        calls, takes, gives = self._inside()
-        values = dict(zip(takes, inputs, strict=True))
-        for one in calls:
-            one.again(values, training)
-        return [values[key] for key in gives]
+    def call(self, inputs: Any, training: bool | None = None) -> list[Any]:
+        return self._calls(inputs, training)
 
 
 def layers_of(stages: Any) -> Chain | Network:
