@@ -26,6 +26,6 @@ def sync(
     ] = None,
 ) -> None:
     """Synchronous or asynchronous? Train in every mode, and write a page with the answer."""
-    from colonnade.show.experiment import sync as run_sync
+    from colonnade.show.experiment.experiment import sync as run_sync
 
     run_sync(Console(), data=data, quick=quick, output=output)

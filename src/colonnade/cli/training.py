@@ -131,8 +131,8 @@ def report(
     ] = False,
 ) -> None:
     """Make one HTML page of a training: curves, speed, where the time went, memory, links, saves."""
-    from colonnade.show.report import report as make
-    from colonnade.show.report import watch as make_again
+    from colonnade.show.report.report import report as make
+    from colonnade.show.report.report import watch as make_again
 
     if not watch:
         print(make(directories, output, force=force))

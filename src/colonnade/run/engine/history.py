@@ -75,7 +75,7 @@ class History:
             rule, fix = "the fit wrote no log to make a page of", "Call fit(..., logdir='runs/first')"
             raise InvalidArgument("report()", [Problem("logdir", None, rule, fix)])
         # Pages are made in a layer above this one, which is looked up when somebody asks for a page.
-        page: Path = import_module("colonnade.show.report").report([self.logdir], path, force=force)
+        page: Path = import_module("colonnade.show.report.report").report([self.logdir], path, force=force)
         return page
 
     @property
