@@ -35,6 +35,9 @@ class Stepped(Protocol):
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, at this moment."""
 
+    def took(self, rows: int, steps: int, seconds: float) -> None:
+        """So many steps, on batches of so many rows, took so long."""
+
 
 class _LoopState(NamedTuple):
     """What one turn of the loop hands on to the next."""
@@ -78,6 +81,10 @@ class Loop:
             self._single[key] = concrete(step, *specs)
         with tf.device(HOST):  # a call is where its arguments go
             return self._single[key](*arguments.components())
+
+    def took(self, steps: int, seconds: float) -> None:
+        """So many steps on batches like the one at hand took so long."""
+        self._engine.took(self.rows, steps, seconds)
 
     def opened(self, arguments: Arguments) -> Arguments:
         """A batch, with the dims open that vary from batch to batch."""
@@ -204,7 +211,9 @@ class GraphStream:
         seconds = time.perf_counter() - start
         if self._failed is None:
             batches.next_pass()
-        return reached.chunk(rows, seconds)
+        chunk = reached.chunk(rows, seconds)
+        self._loop.took(chunk.steps, seconds)
+        return chunk
 
     def settle(self) -> Chunk | None:
         if self._failed is not None and not self.resting:  # nothing can be made of half a step
