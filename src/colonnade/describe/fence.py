@@ -34,7 +34,7 @@ def rules(hosts: Sequence[str], ports: str) -> tuple[str, ...]:
 
 
 def problem(hosts: Sequence[str], ports: str, environ: Mapping[str, str]) -> Problem | None:
-    """What is wrong with opening these ports on these hosts, unless the user says that the network is private.
+    """What is wrong with opening these ports, unless the user says that the network of the hosts is private.
 
     Nothing is wrong where all hosts are loopback: such a cluster is meant for this machine alone.
     """
@@ -44,9 +44,9 @@ def problem(hosts: Sequence[str], ports: str, environ: Mapping[str, str]) -> Pro
     named = list(dict.fromkeys(hosts))
     places = ", ".join(named[:4]) + (", ..." if len(named) > 4 else "")
     rule = (
-        f"must be 1, which says that no stranger reaches port {ports} of {places}. TensorFlow's server listens "
-        "there on all interfaces and has no authentication: whoever reaches it can run any op on that machine "
-        "as you, and so read and write your files"
+        f"must be 1, which says that no stranger reaches port {ports} of {places}. TensorFlow's server "
+        "listens there on all interfaces and has no authentication: whoever reaches it can run any op on "
+        "that machine as you, and so read and write your files"
     )
     commands = "\n".join(f"      {command}" for command in rules(hosts, ports))
     fix = (
