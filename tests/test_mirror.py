@@ -10,6 +10,7 @@ SOURCE, TESTS = ROOT / "src" / "colonnade", ROOT / "tests"
 ELSEWHERE = {
     "cli.experiments": "show/experiment/test_experiment.py runs the command and looks at all that it makes",
     "show.experiment.gallery": "its figures are those of an experiment, which test_experiment.py runs once",
+    "hardware.finding": "a record without code of its own, which hardware/test_doctor.py makes of every kind",
 }
 
 

@@ -23,24 +23,48 @@ def run(
     share: Annotated[bool, typer.Option("--share", help="Also cards in use without a lease.")] = False,
     retries: Annotated[int, typer.Option(help="Start again so often after exit code 75.")] = 0,
     virtual: Annotated[int | None, typer.Option(help="Lease from so many virtual cards.")] = None,
+    machines: Annotated[
+        str | None, typer.Option(metavar="A,B[:CARDS]", help="Run it on these, by ssh, as one training.")
+    ] = None,
+    local: Annotated[int | None, typer.Option(help="So many workers here, as if on machines.")] = None,
+    private_network: Annotated[
+        bool, typer.Option("--private-network", help="No stranger reaches the machines' ports.")
+    ] = False,
+    at_least: Annotated[int | None, typer.Option(help="So many machines are enough to start.")] = None,
+    restarts: Annotated[int | None, typer.Option(help="How often to start anew; 5.")] = None,
     leases: Leases = None,
 ) -> None:
     """Wait for cards, and run a program on them: colonnade run --cards 2 -- python train.py
 
+    On several machines: colonnade run --machines a,b --private-network -- python train.py
+
     Returns the program's exit code, 128 + n if signal n ended it, 124 if no cards came free in time.
     """
     from colonnade.fleet.launch import run as launch
+    from colonnade.fleet.machines import run as launch_on_machines
 
-    code = launch(
-        command,
-        cards=cards,
-        memory=memory,
-        timeout=timeout,
-        share=share,
-        retries=retries,
-        virtual=virtual,
-        directory=leases,
-    )
+    lease = {
+        "cards": cards,
+        "memory": memory,
+        "timeout": timeout,
+        "share": share,
+        "virtual": virtual,
+        "directory": leases,
+    }
+    many = (machines, local, private_network or None, at_least, restarts)
+    if many == (None,) * len(many):
+        code = launch(command, retries=retries, **lease)  # type: ignore[arg-type]
+    else:
+        code = launch_on_machines(
+            command,
+            machines=machines,
+            local=local,
+            private_network=private_network,
+            at_least=at_least,
+            restarts=restarts,
+            retries=retries,
+            lease=lease,
+        )
     raise typer.Exit(code)
 
 
