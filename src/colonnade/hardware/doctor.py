@@ -17,13 +17,13 @@ import pynvml
 from colonnade.describe.speeds import suggests_peer
 from colonnade.describe.topology import Topology
 from colonnade.hardware import gpu, onednn
+from colonnade.hardware.admission import NO_CARDS, architecture, compute_mode
 from colonnade.hardware.cards import Card, Machine, sees_driver_pids
 from colonnade.hardware.finding import Finding
 from colonnade.hardware.open_ports import open_ports, reachable
 from colonnade.hardware.probe import TensorFlow
 
 GIB = 2**30
-NO_CARDS = "there is no card to look at"
 RECORDED = TensorFlow(unmeasured="a recorded machine")
 # A copy that takes more than so many times its published time goes another way than it should.
 SLOW = 2.0
@@ -37,6 +37,7 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return (
         driver(machine, tensorflow, os.environ, on_bus(system)),
+        architecture(machine.cards, tensorflow),
         *examine_cards(machine, os.environ, tensorflow),
         iommu(machine.cards, system),
         access_control(machine.cards, system),
@@ -57,6 +58,7 @@ def examine_cards(
         answers(machine),
         order(machine.cards, environment),
         peer_access(machine.topology, machine.cards, tensorflow),
+        compute_mode(machine.cards),
         leftover(machine.cards, me, known_pids=sees_driver_pids()),
     )
 
