@@ -14,11 +14,14 @@ from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
+from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync, home, sync_problems
+from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_evaluate import test_step
 from colonnade.run.keras_train.keras_profile import profiled_by
 from colonnade.run.keras_train.keras_step import KerasStep, of_slices
 from colonnade.run.keras_train.own_step import OwnStep
+from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
@@ -37,6 +40,7 @@ def fit(
     variables: str = "auto",
     prove: bool | str = True,
     profile: range | None = None,
+    checkpoint: Checkpoint | None = None,
     **arguments: Any,
 ) -> Any:
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
@@ -55,6 +59,8 @@ def fit(
             gradients and metrics must be equal to rounding. `"warn"` goes on where they are not.
         profile: steps, counted from 1, of which to record where the time goes, such as `range(10, 15)`; what
             came of it is in `timeline` of what is returned.
+        checkpoint: where to save the training, in a directory of its own; run again, the program goes on from
+            there, in the middle of an epoch too. Needs arrays or a `tf.data.Dataset`.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
     Returns:
@@ -68,7 +74,7 @@ def fit(
         >>> len(history.history["loss"])
         2
     """
-    check("fit()", [*_of_the_trainer(arguments), *profile_problems(profile)])
+    check("fit()", profile_problems(profile))
     console = Console(quiet=not arguments.get("verbose", "auto"))
     say = partial(console.print, highlight=False, soft_wrap=True)
     chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
@@ -78,6 +84,7 @@ def fit(
             *sync_problems(sync, variables, len(chosen)),
             *_problems(model, sync, len(chosen)),
             *of_prove(prove),
+            *_of_checkpoint(checkpoint, model, sync, arguments),
         ],
     )
     how = (chosen, sync, home(sync, variables, chosen), prove)
@@ -88,13 +95,18 @@ def fit(
     model.train_function, model.test_function = step, tests
     watching = profiled_by(profile, chosen, arguments)
     try:
-        history = model.fit(x, y, **arguments)
+        if checkpoint is None:
+            history = model.fit(x, y, **arguments)
+        else:
+            said = {"sync": type(sync).__name__, "variables": how[2]}
+            saved = SavedFit(model, step, checkpoint, said)
+            history = saved.run(FitDataset.of(x, y, arguments))
         keep(model, how, (step, tests))
         if watching is not None:
             history.timeline = watching.timeline
         return history
     except TypeError:
-        if model.train_function is step:
+        if model.train_function is not None:
             raise
         # Keras forgot the step, and called None.
         rule = "was compiled again while it was trained, by a callback; model.fit cannot go on then either"
@@ -113,13 +125,13 @@ def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, p
     return KerasStep(model, devices, sync, mode, prover)
 
 
-def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:
-    if "checkpoint" in arguments:
-        rule = "is for cn.Trainer; here the loop and the place in the data are Keras's"
-        fix = (
-            "Pass callbacks=[keras.callbacks.BackupAndRestore(directory)], or use cn.Trainer to go on exactly"
-        )
-        yield Problem("checkpoint", arguments["checkpoint"], rule, fix)
+def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:
+    if checkpoint is None:
+        return
+    yield from checkpoint_problems(checkpoint, model, arguments)
+    if not isinstance(sync, Synchronous):
+        rule = "is not saved by cn.fit, whose callbacks see averages that it would go on from"
+        yield Problem("sync", sync, rule, "Leave it out, or use cn.Trainer, which goes on in every mode")
 
 
 def _distributed(model: keras.Model) -> Iterator[Problem]:
