@@ -4,7 +4,7 @@ Keras keeps everything around the step: epochs, shuffling, callbacks, validation
 step itself, which Keras asks `model.train_function` for, is Colonnade's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,13 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.keras_train.fit_dataset import FitDataset
+from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_train.keras_evaluate import test_step
 from colonnade.run.keras_train.keras_profile import profiled_by
 from colonnade.run.keras_train.keras_step import KerasStep, of_slices
 from colonnade.run.keras_train.own_step import OwnStep
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
+from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
@@ -41,6 +43,8 @@ def fit(
     prove: bool | str = True,
     profile: range | None = None,
     checkpoint: Checkpoint | None = None,
+    split: Sequence[str | int] | None = None,
+    per_device: bool = False,
     **arguments: Any,
 ) -> Any:
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
@@ -61,6 +65,10 @@ def fit(
             came of it is in `timeline` of what is returned.
         checkpoint: where to save the training, in a directory of its own; run again, the program goes on from
             there, in the middle of an epoch too. Needs arrays or a `tf.data.Dataset`.
+        split: which inputs are cut over the devices, by their keys or places in `x`; every device gets the
+            others whole. All, if nothing is said.
+        per_device: whether every device takes a whole batch of the data, and one update is made over all of
+            them: for batches that cannot be cut, such as graphs.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
     Returns:
@@ -85,15 +93,23 @@ def fit(
             *_problems(model, sync, len(chosen)),
             *of_prove(prove),
             *_of_checkpoint(checkpoint, model, sync, arguments),
+            *_of_inputs(split, per_device, sync, variables),
         ],
     )
-    how = (chosen, sync, home(sync, variables, chosen), prove)
+    cut = SplitInputs(None if split is None else tuple(split))
+    how = (chosen, sync, home(sync, variables, chosen), prove, cut, per_device)
     step, tests = kept(model, how) or (
-        _step(model, *how[:3], Prover(prove, "fit()", say)),
-        None if has_own(model, "make_test_function") else test_step(model, chosen, "fit()"),
+        _step(model, *how[:3], Prover(prove, "fit()", say), cut, per_device=per_device),
+        None
+        if has_own(model, "make_test_function")
+        else test_step(model, chosen, "fit()", cut, per_device=per_device),
     )
     model.train_function, model.test_function = step, tests
     watching = profiled_by(profile, chosen, arguments)
+    at_once = model.steps_per_execution
+    if per_device:
+        # Keras counts batches, and calls for so many of them at a time.
+        model.steps_per_execution = at_once * len(chosen)
     try:
         if checkpoint is None:
             history = model.fit(x, y, **arguments)
@@ -114,15 +130,48 @@ def fit(
         raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
         model.train_function = model.test_function = None
+        model.steps_per_execution = at_once
         if watching is not None:
             watching.abandon()
 
 
-def _step(model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover) -> Any:
+def _step(
+    model: keras.Model,
+    devices: tuple[str, ...],
+    sync: Sync,
+    mode: str,
+    prover: Prover,
+    split: SplitInputs,
+    *,
+    per_device: bool,
+) -> Any:
     """What Keras is to call for every batch."""
-    if has_own(model, "train_step"):
-        return OwnStep(model, model.train_step, devices, prover)
-    return KerasStep(model, devices, sync, mode, prover)
+    whole = GroupStep(model, model.train_step, devices)
+    if per_device:
+        return whole
+    step = (
+        OwnStep(model, model.train_step, devices, prover, split)
+        if has_own(model, "train_step")
+        else KerasStep(model, devices, sync, mode, prover, split)
+    )
+    return step if len(devices) > 1 or split.named is not None else CutOrWhole(step, whole)
+
+
+def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterator[Problem]:
+    """What does not go with batches that are cut in another way, or not at all."""
+    yield from split_problems(split)
+    if not isinstance(per_device, bool):
+        yield Problem("per_device", per_device, "must be True or False", "Leave it out to cut batches")
+    if per_device is True:
+        if split is not None:
+            rule = "has no meaning with per_device=True, where nothing is cut"
+            yield Problem("split", split, rule, "Leave one of them out")
+        if not isinstance(sync, Synchronous):
+            rule = "has no meaning with per_device=True, where one update is made over all batches"
+            yield Problem("sync", sync, rule, "Leave it out")
+        if variables not in ("auto", "mirrored"):
+            rule = "has no meaning with per_device=True, where every device has what it writes"
+            yield Problem("variables", variables, rule, "Leave it out")
 
 
 def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:

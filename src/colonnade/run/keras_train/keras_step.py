@@ -18,6 +18,7 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
+from colonnade.run.keras_train.split_inputs import SplitInputs
 from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.user_line import Failures
@@ -56,9 +57,16 @@ class KerasStep:
     """What Keras calls for every batch: one step on all devices."""
 
     def __init__(
-        self, model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover
+        self,
+        model: keras.Model,
+        devices: tuple[str, ...],
+        sync: Sync,
+        mode: str,
+        prover: Prover,
+        split: SplitInputs,
     ) -> None:
-        self._model, self.devices, self._sync, self._mode = model, devices, sync, mode
+        self._split, self._model, self.devices = split, model, devices
+        self._sync, self._mode = sync, mode
         self._prover = prover
         self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
@@ -92,12 +100,12 @@ class KerasStep:
         logs: dict[str, Any] = {}
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
-            logs = self.once(*keras.utils.unpack_x_y_sample_weight(batch))
+            logs = self.once(batch)
         return logs
 
-    def once(self, x: Any, y: Any, weight: Any) -> dict[str, Any]:
+    def once(self, data: Any) -> dict[str, Any]:
         """One step on one batch; what Keras tells of it."""
-        arguments = self._checked(x, y, weight)
+        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
         self._engine.enter()
         logs: dict[str, Any] = self._loop.once(arguments)
         self._engine.leave()
@@ -106,7 +114,7 @@ class KerasStep:
     def _checked(self, x: Any, y: Any, weight: Any) -> Arguments:
         check("fit()", self._missing(y))
         if self._several:
-            check("fit()", _uncut(Arguments((x, y, weight), {}, BATCH)))
+            check("fit()", _uncut(self._plain(x, y, weight)))
         if self._several and not self._examined:
             self._examine(x, y, weight)
         return self._arguments(x, y, weight)
@@ -134,11 +142,14 @@ class KerasStep:
         return self._engine
 
     def _arguments(self, x: Any, y: Any, weight: Any) -> Arguments:
-        plain = Arguments((x, y, weight), {}, BATCH)
+        plain = self._plain(x, y, weight)
         if not self._gathers:
             return plain
-        positions = tf.range(plain.size("fit()"))
-        return Arguments((x, y, weight, positions, broadcast((x, y, weight))), {}, GATHERED)
+        positions, marked = tf.range(plain.size("fit()")), self._split.marked(x)
+        return Arguments((marked, y, weight, positions, broadcast((x, y, weight))), {}, GATHERED)
+
+    def _plain(self, x: Any, y: Any, weight: Any) -> Arguments:
+        return Arguments((self._split.marked(x), y, weight), {}, BATCH)
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _loss(self, x: Any, y: Any, weight: Any, positions: Any = None, batch: Any = None) -> Any:
@@ -173,7 +184,7 @@ class KerasStep:
 
     def _rows(self, *batch: Any) -> int:
         """How many examples a slice has."""
-        return Arguments(batch, {}, BATCH).size("fit()") or 0
+        return self._plain(*batch).size("fit()") or 0
 
     def _predict(self, x: Any, rows: int, training: bool) -> Any:
         prediction = self._model(x, **if_taken(self._model.call, training=training))
@@ -341,7 +352,10 @@ def _uncut(batch: Arguments) -> Iterator[Problem]:
     if len(set(sizes.values()) - {None}) > 1:
         rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
         rule += "cannot be cut into slices"
-        fix = "Train with model.fit; or pad every example's part to one size, with a mask"
+        fix = (
+            "Let every device take a batch of its own: per_device=True. Or name the inputs that are cut, and "
+        )
+        fix += "every device gets the others whole: split=[...]"
         yield Problem("inputs", sizes, rule, fix)
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
 from colonnade.run.batch.widths import Widths
+from colonnade.run.keras_train.split_inputs import EVERY_INPUT, SplitInputs
 from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
@@ -40,12 +41,18 @@ class OwnStep:
         step: its `train_step` or `test_step`.
         devices: where the replicas run.
         prover: of the first batch.
+        split: which inputs are cut.
     """
 
     def __init__(
-        self, model: keras.Model, step: Callable[[Any], Any], devices: Sequence[str], prover: Prover
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        devices: Sequence[str],
+        prover: Prover,
+        split: SplitInputs = EVERY_INPUT,
     ) -> None:
-        self._model, self._step, self._prover = model, step, prover
+        self._model, self._step, self._prover, self._split = model, step, prover, split
         self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
         self._traces = TraceCache(self._traced, devices)
         self._graphs: dict[Hashable, Any] = {}
@@ -95,8 +102,9 @@ class OwnStep:
         return step
 
     def _arguments(self, data: Any) -> Arguments:
-        total = Arguments((data,), {}, NAMES).size("fit()") or 0
-        return Arguments((data, tf.range(total), total), {}, NAMES)
+        marked = self._split.marked_in(data)
+        total = Arguments((marked,), {}, NAMES).size("fit()") or 0
+        return Arguments((marked, tf.range(total), total), {}, NAMES)
 
     def counts(self, batch: Arguments) -> tuple[int, ...]:
         return sizes(batch.size("fit()") or 0, len(self.devices))
@@ -136,7 +144,7 @@ class OwnStep:
 
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
-        other = OwnStep(self._model, self._step, self.devices, self._prover)
+        other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:
