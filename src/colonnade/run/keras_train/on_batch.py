@@ -1,4 +1,4 @@
-"""`cn.train_on_batch(model, x, y)` and `cn.test_on_batch`: for loops over batches that are written by hand."""
+"""`cn.train_on_batch(model, x, y)` and `cn.test_on_batch`: for loops over batches written by hand."""
 
 from collections.abc import Sequence
 from typing import Any
