@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from colonnade.run.engine.history import History, Record
     from colonnade.run.keras_train.keras_evaluate import evaluate, predict
     from colonnade.run.keras_train.keras_fit import fit
+    from colonnade.run.keras_train.on_batch import test_on_batch, train_on_batch
     from colonnade.run.parallel.parallel import make_parallel, parallel
     from colonnade.run.parallel.verify import verify
     from colonnade.run.parallel.verify_report import Report
@@ -99,6 +100,8 @@ __all__ = [
     "pruning",
     "setup",
     "sweep",
+    "test_on_batch",
+    "train_on_batch",
     "verify",
     "width",
     "workload",
@@ -136,6 +139,8 @@ _HOME = {
     "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
     "sweep": "show.sweep",
+    "test_on_batch": "run.keras_train.on_batch",
+    "train_on_batch": "run.keras_train.on_batch",
     "verify": "run.parallel.verify",
     "width": "run.width",
     "workload": "run.plan.workload",

@@ -67,6 +67,12 @@ class Loop:
 
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
+        compiled, arguments = self.built(arguments)
+        with tf.device(HOST):  # a call is where its arguments go
+            return compiled(*arguments.components())
+
+    def built(self, arguments: Arguments) -> tuple[Any, Arguments]:
+        """The graph of one step, and the batch as it takes it."""
         arguments = self.opened(arguments)
         key = self._engine.key(arguments)
         if key not in self._single:
@@ -79,8 +85,7 @@ class Loop:
 
             specs = [tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
             self._single[key] = concrete(step, *specs)
-        with tf.device(HOST):  # a call is where its arguments go
-            return self._single[key](*arguments.components())
+        return self._single[key], arguments
 
     def took(self, steps: int, seconds: float) -> None:
         """So many steps on batches like the one at hand took so long."""
