@@ -24,10 +24,11 @@ class Contender:
     name: str
     program: Path
     arguments: tuple[str, ...] = ()
+    cards: bool = False  # else the contest is about virtual CPU devices, also on a machine with cards
 
     def run(self, timeout: float = 600) -> Figures:
-        # The contests are about virtual CPU devices, also on a machine with cards.
-        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        hidden = {} if self.cards else {"CUDA_VISIBLE_DEVICES": "-1"}
+        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **hidden}
         command = [sys.executable, str(self.program), *self.arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=quiet)
         if done.returncode:

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 import colonnade
 from colonnade.describe.run_folder import read_run
-from colonnade.show.report import rendered
+from colonnade.show.report.report import rendered
 
 ROOT = Path(__file__).parent.parent
 REPORT = "report_example.html"

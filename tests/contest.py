@@ -60,6 +60,7 @@ def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
         sizes = slices_of(case, len(x))
         states = [v for v in model.weights if not v.trainable]
         before, after = [v.numpy() for v in states], []
+        whole = gradients_of_one_call(model, states, x, ids)
         with tf.GradientTape() as tape:
             total, start = 0.0, 0
             for size in sizes:
@@ -77,12 +78,34 @@ def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
                 parts = min(case.devices, len(x))
                 state.assign(settled(state, before[number], [own[number] for own in after], parts))
         gradients = tape.gradient(loss, [v.value for v in trained])
+        if len(sizes) > 1:
+            gradients = [in_rows_of_one_call(*each) for each in zip(gradients, whole, strict=True)]
         if densified(case.options):
             gradients = [tf.convert_to_tensor(g) for g in gradients]
         optimizer.apply(gradients, trained)
     if case.engine == "keras":  # model.fit ends with the averaged weights, where there are some
         optimizer.finalize_variable_values(trained)
     return outcome(model, optimizer)
+
+
+def gradients_of_one_call(model: keras.Model, states: list[Any], x: Any, ids: Any) -> list[Any]:
+    """Of some loss, to see which rows of a table a batch in one piece has."""
+    before = [state.numpy() for state in states]
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(model([x, ids], training=True))
+    for state, value in zip(states, before, strict=True):
+        state.assign(value)
+    return list(tape.gradient(total, [v.value for v in model.trainable_variables]))
+
+
+def in_rows_of_one_call(gradient: Any, whole: Any) -> Any:
+    """A table that is read at fixed rows has each of them once, in however many slices it is read."""
+    if not isinstance(gradient, tf.IndexedSlices) or len(gradient.indices) == len(whole.indices):
+        return gradient
+    rows, place = tf.unique(tf.reshape(gradient.indices, [-1]))
+    return tf.IndexedSlices(
+        tf.math.unsorted_segment_sum(gradient.values, place, len(rows)), rows, gradient.dense_shape
+    )
 
 
 def settled(state: Any, before: np.ndarray, after: list[np.ndarray], replicas: int) -> np.ndarray:

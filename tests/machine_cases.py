@@ -407,6 +407,11 @@ def refused_modes(devices):
         "local": refusal(lambda: train(sync=cn.LocalSGD(4))),
         "elastic": refusal(lambda: train(sync=cn.Elastic(4, 0.1))),
         "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured"))),
+        "auto": refusal(lambda: train(compile="auto")),
+        "saved": refusal(
+            lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), checkpoint=cn.Checkpoint("x"))
+        ),
+        "whole batches": refusal(lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), per_device=True)),
         "pipeline": refusal(lambda: train(devices=pipeline)),
         "own step": refusal(lambda: cn.fit(own, np.ones((4, 5)), np.ones((4, 1)))),
     }

@@ -13,7 +13,7 @@ import tensorflow as tf
 from families import kept
 
 import colonnade as cn
-from colonnade.reason.staleness import race
+from colonnade.reason.simulator.staleness import race
 
 TURNS = 150  # some 20 ms
 STEPS = 4

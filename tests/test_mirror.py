@@ -1,6 +1,6 @@
 """Tests mirror the rooms: `tests/<room>/test_<module>.py` is about `src/colonnade/run/<room>/<module>.py`.
 
-Rooms of `run` and packages beside it (`reason`, `show`) are folders of the tests alike.
+Rooms of `run` and packages beside it (`show`, `reason/planning`) are folders of the tests alike.
 """
 
 from fresh import ROOT
@@ -8,7 +8,9 @@ from fresh import ROOT
 SOURCE, TESTS = ROOT / "src" / "colonnade", ROOT / "tests"
 # Modules without a test file of their name, each with the reason.
 ELSEWHERE = {
-    "show.gallery": "its figures are those of a whole experiment, which show/test_experiment.py runs once",
+    "cli.experiments": "show/experiment/test_experiment.py runs the command and looks at all that it makes",
+    "show.experiment.gallery": "its figures are those of an experiment, which test_experiment.py runs once",
+    "hardware.finding": "a record without code of its own, which hardware/test_doctor.py makes of every kind",
 }
 
 
@@ -33,7 +35,7 @@ def test_a_module_has_a_test_file_of_its_name_or_says_why_not():
 def test_a_test_file_in_a_room_is_of_a_module():
     """Or of a part of what one does: `test_saver_data.py` beside `test_saver.py`."""
     names = {mirrored(module).removesuffix(".py") for module in MODULES}
-    rooms = {name.partition("/")[0] for name in names if "/" in name}
+    rooms = {name.rpartition("/")[0] for name in names if "/" in name}
     files = {f"{room}/{path.stem}" for room in rooms for path in (TESTS / room).glob("test_*.py")}
     strays = {f for f in files if not any(f == name or f.startswith(f"{name}_") for name in names)}
     assert strays == set()

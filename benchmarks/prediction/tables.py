@@ -14,11 +14,11 @@ from colonnade.describe.layer_cost import LayerCost, Timing
 from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
-from colonnade.reason.calibrate import calibrated
-from colonnade.reason.cost import all_reduce, group_of
-from colonnade.reason.memory_need import needs
-from colonnade.reason.runtime import DDP, GPIPE, GRAPH, MEGATRON, Runtime
-from colonnade.reason.simulate import simulate
+from colonnade.reason.simulator.calibrate import calibrated
+from colonnade.reason.simulator.memory_need import needs
+from colonnade.reason.simulator.runtime import DDP, GPIPE, GRAPH, MEGATRON, Runtime
+from colonnade.reason.simulator.simulate import simulate
+from colonnade.reason.transfers.cost import all_reduce, group_of
 
 TABLES = Path(__file__).parent / "tables"
 GIB = 2**30
@@ -363,7 +363,7 @@ def diloco_bandwidth_for_utilization() -> Iterator[Row]:
 
 
 def nccl_allreduce_sweeps() -> Iterator[Row]:
-    """The ring and the tree of `reason.cost` against what eight A100 took."""
+    """The ring and the tree of `reason.transfers.cost` against what eight A100 took."""
     group = group_of(platforms.nvswitch_a100(), range(8))
     for row in read("nccl_allreduce_sweeps"):
         size = int(row["bytes"])

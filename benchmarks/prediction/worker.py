@@ -13,8 +13,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from colonnade.describe.plan import Plan  # noqa: E402
-from colonnade.reason.planner import choose  # noqa: E402
-from colonnade.reason.simulate import simulate  # noqa: E402
+from colonnade.reason.planning.planner import choose  # noqa: E402
+from colonnade.reason.simulator.simulate import simulate  # noqa: E402
 from colonnade.run.plan.devices_here import devices_here  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "throughput"))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.describe.workload import Workload
     from colonnade.hardware.devices import setup
-    from colonnade.hardware.joining import Machines, machines
+    from colonnade.hardware.joining import machines
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
     from colonnade.run.asynchronous.asynchronous import Asynchronous
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from colonnade.run.engine.history import History, Record
     from colonnade.run.keras_train.keras_evaluate import evaluate, predict
     from colonnade.run.keras_train.keras_fit import fit
+    from colonnade.run.keras_train.on_batch import test_on_batch, train_on_batch
     from colonnade.run.parallel.parallel import make_parallel, parallel
     from colonnade.run.parallel.verify import verify
     from colonnade.run.parallel.verify_report import Report
@@ -71,7 +72,6 @@ __all__ = [
     "LeaseTimeout",
     "LocalSGD",
     "LostCheckpoint",
-    "Machines",
     "MissingTensorFlow",
     "NotFinite",
     "Partitioned",
@@ -102,6 +102,8 @@ __all__ = [
     "pruning",
     "setup",
     "sweep",
+    "test_on_batch",
+    "train_on_batch",
     "verify",
     "width",
     "workload",
@@ -114,7 +116,6 @@ _HOME = {
     "Elastic": "run.sync.periodic",
     "History": "run.engine.history",
     "LocalSGD": "run.sync.periodic",
-    "Machines": "hardware.joining",
     "Partitioned": "run.variables.partitioned",
     "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",
@@ -141,6 +142,8 @@ _HOME = {
     "pruning": "sweeps.pruning",
     "setup": "hardware.devices",
     "sweep": "show.sweep",
+    "test_on_batch": "run.keras_train.on_batch",
+    "train_on_batch": "run.keras_train.on_batch",
     "verify": "run.parallel.verify",
     "width": "run.width",
     "workload": "run.plan.workload",

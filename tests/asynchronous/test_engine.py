@@ -8,7 +8,7 @@ from families import kept, long
 from numpy_async import RATE, X, Y, batches, linear, reference
 
 import colonnade as cn
-from colonnade.reason.staleness import ReadOrApply, race
+from colonnade.reason.simulator.staleness import ReadOrApply, race
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from families import long
 from numpy_async import batches, linear
 
 import colonnade as cn
-from colonnade.reason.staleness import race
+from colonnade.reason.simulator.staleness import race
 from colonnade.run.asynchronous import fetch
 from colonnade.run.data.batches import without_tuning
 

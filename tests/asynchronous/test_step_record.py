@@ -9,7 +9,7 @@ import tensorflow as tf
 from numpy_async import RATE, START, X, Y, batches, linear
 
 import colonnade as cn
-from colonnade.reason.staleness import ReadOrApply, race
+from colonnade.reason.simulator.staleness import ReadOrApply, race
 
 
 def histograms(folder):

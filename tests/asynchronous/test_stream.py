@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy_async import X, Y, batches, linear, reference
 
 import colonnade as cn
-from colonnade.reason.staleness import ReadOrApply, race
+from colonnade.reason.simulator.staleness import ReadOrApply, race
 
 
 def test_a_fixed_order_that_a_callback_ends_does_not_depend_on_the_clock(monkeypatch):

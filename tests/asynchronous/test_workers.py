@@ -11,7 +11,7 @@ from families import long
 from numpy_async import X, Y, batches, linear, reference
 
 import colonnade as cn
-from colonnade.reason.staleness import ReadOrApply, race
+from colonnade.reason.simulator.staleness import ReadOrApply, race
 
 
 @pytest.mark.parametrize("bound", [None, *long(0), 2])

@@ -71,7 +71,7 @@ def test_what_is_no_object_of_json_is_refused(config):
         (text(["a:1"], **WORKER_0), "must be an object with the addresses"),
         (text({"worker": "a:1"}, **WORKER_0), "must be a list of addresses"),
         (text({"worker": ["a:1", "b:1", "a:1"]}, **WORKER_0), "worker[2]='a:1': is the address of"),
-        (text({"chief": ["a:1"], "worker": ["a:1"]}, **WORKER_0), "is the address of TF_CONFIG.cluster.chief[0]"),
+        (text({"chief": ["a:1"], "worker": ["a:1"]}, **WORKER_0), "address of TF_CONFIG.cluster.chief[0]"),
         (text({"worker": ["a:1", "b"]}, **WORKER_0), "TF_CONFIG.cluster.worker[1]='b': has no port"),
         (text({"worker": ["a:1", 7]}, **WORKER_0), "must be an address"),
         (text({"chief": ["a:1", "b:1"]}, type="chief", index=0), "one chief only"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import colonnade as cn
 from colonnade.describe.timeline import Event, Timeline
-from colonnade.reason.schedule import SCHEDULES
+from colonnade.reason.schedules.schedule import SCHEDULES
 
 
 def of_schedule(name, stages, micro_batches):

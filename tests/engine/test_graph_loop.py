@@ -114,3 +114,39 @@ def test_batches_of_many_widths_take_two_traces():
     assert {tuple(shape) for shape in traced} == {(3, 2), (6, 2), (3, None), (6, None)}
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert reached == pytest.approx(end, rel=1e-6)
+
+
+# TensorFlow puts these where the iterator or the variable is that they are given.
+WITH_ITS_RESOURCE = {"IteratorGetNextAsOptional", "OptionalHasValue", "OptionalGetValue", "ReadVariableOp"}
+
+
+def unplaced(function):
+    """The ops of a loop, of its branches too, that name no device; inside a call it is that of the call."""
+    graph = function.graph.as_graph_def()
+    library = {f.signature.name: f for f in graph.library.function}
+    found, open_lists = [], [graph.node]
+    while open_lists:
+        for node in open_lists.pop():
+            parts = [node.attr[k] for k in ("body", "cond", "then_branch", "else_branch") if k in node.attr]
+            open_lists += [library[part.func.name].node_def for part in parts if part.HasField("func")]
+            if not node.device and node.op not in ("Placeholder", "NoOp", "Identity"):
+                found.append(node)
+    return found
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored"])
+def test_no_op_of_a_step_is_left_without_a_device(home):
+    """Else it would be on the first card, and what it makes would travel from there."""
+    table, w = tf.Variable(tf.ones([5, 1])), tf.Variable(1.0)
+    trainer = cn.Trainer(
+        lambda x, y: tf.reduce_mean(x * tf.gather(table, y % 5) * w, axis=1) ** 2,
+        keras.optimizers.Adam(0.01, global_clipnorm=1.0),
+        devices=3,
+        variables=home,
+        on_nan="skip",
+        penalty=lambda: w**2,
+    )
+    trainer.fit((X, np.arange(len(X))), batch_size=16, steps=2, progress=False)
+    ((loop, _),) = trainer._loop._many.values()
+    assert {node.op for node in unplaced(loop)} <= WITH_ITS_RESOURCE
+    assert sum(node.op == "ReadVariableOp" for node in unplaced(loop)) <= 1  # a count, on the host

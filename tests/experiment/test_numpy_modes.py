@@ -19,7 +19,7 @@ from colonnade.experiment.numpy_modes import (
     Task,
 )
 from colonnade.experiment.perceptron import Perceptron
-from colonnade.reason.staleness import race
+from colonnade.reason.simulator.staleness import race
 
 RATE = 0.25  # exact in float32, in which Keras keeps it
 SINGLE = {"rate": float(np.float32(0.7)), "momentum": float(np.float32(0.9))}  # likewise

@@ -22,7 +22,7 @@ def test_copies_are_measured_where_there_are_cards(monkeypatch):
 
 def test_what_tensorflow_said():
     errors = "2026 I x.cc:9] This binary uses AVX2\n2026 W y.cc:3] Cannot dlopen some GPU libraries.\n"
-    assert read(0, 'noise\n["2.21.0", true, "12.5.1", 0, true]\n', errors).log == (
+    assert read(0, 'noise\n["2.21.0", true, "12.5.1", 0, true, []]\n', errors).log == (
         "Cannot dlopen some GPU libraries.",
     )
     assert read(1, "", "Traceback\nModuleNotFoundError: No module named 'tensorflow'\n") == TensorFlow(

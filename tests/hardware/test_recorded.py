@@ -8,7 +8,7 @@ from machines import seen
 from colonnade.errors import InvalidArgument
 from colonnade.hardware.cards import Process
 from colonnade.hardware.recorded import recorded
-from colonnade.reason.reduction import reduction
+from colonnade.reason.transfers.reduction import reduction
 
 
 def test_the_machine_of_the_article():

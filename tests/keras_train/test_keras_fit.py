@@ -300,8 +300,8 @@ def test_losses_of_whole_batches_need_devices_that_work_together():
 
 
 @pytest.mark.long
-def test_checkpoints_are_those_of_keras(tmp_path):
-    """`checkpoint=` says what to use instead, and that works: a second call goes on after the first."""
+def test_backups_of_keras_go_on(tmp_path):
+    """By epochs: a second call goes on after the first."""
 
     class Cut(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -317,8 +317,6 @@ def test_checkpoints_are_those_of_keras(tmp_path):
         cn.fit(model, x, x[:, :1], devices=2, epochs=4, batch_size=4, shuffle=False, verbose=0, **options)
         return model.get_weights()
 
-    with pytest.raises(cn.InvalidArgument, match=r"is for cn\.Trainer.*BackupAndRestore"):
-        train(checkpoint=cn.Checkpoint(tmp_path))
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(InterruptedError):
         train(callbacks=[backup, Cut()])

@@ -105,6 +105,9 @@ def test_what_is_for_one_machine_is_refused_by_name(two_by_two):
             ("elastic", "sync='Elastic'"),
             ("measured", "shares='measured'"),
             ("pipeline", "a cn.Pipeline"),
+            ("auto", "compile='auto'"),
+            ("saved", "checkpoint='x'"),
+            ("whole batches", "per_device=True"),
             ("own step", "train_step of its own"),
         ):
             assert word in machine["refused_modes"][name]

@@ -70,6 +70,31 @@ def test_layers_inside_a_layer_know_that_they_train():
     np.testing.assert_allclose(block.norm.moving_mean, (before + X.mean(axis=0)) / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [True, False, None])
+def test_layers_behind_a_dropout_know_that_they_train(training):
+    """Keras 3.15 notes the default of Dropout's `training`, False, with the call that made the model."""
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x, training="unset"):
+            seen.append(training)
+            return x
+
+    inputs = keras.Input([6])
+    drop, norm = keras.layers.Dropout(0.5, seed=1), keras.layers.BatchNormalization(momentum=0.5)
+    model = keras.Model(inputs, DENSE(3)(Seen()(norm(drop(inputs)))))
+    pipeline = cn.Pipeline(model, 2, micro_batches=1, placement=[0, 0, 0, 1])
+    seen.clear()
+    model(X, training=training)
+    wanted, average = seen.copy(), norm.moving_mean.numpy()
+    norm.moving_mean.assign(np.zeros([6]))
+    seen.clear()
+    pipeline(X, training=training)
+    assert wanted
+    assert set(seen) == set(wanted)
+    assert (norm.moving_mean.numpy() != 0).any() == (average != 0).any() == (training is True)
+
+
 def test_inputs_of_a_functional_model_are_found_by_name_and_cast():
     first, second = keras.Input([2], name="b"), keras.Input([2], name="a")
     model = keras.Model([first, second], DENSE(1)(keras.layers.Subtract()([first, second])))

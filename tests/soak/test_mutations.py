@@ -13,7 +13,7 @@ from colonnade.describe.plan import Candidate, Plan, Prediction
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument
-from colonnade.reason.planner import choose
+from colonnade.reason.planning.planner import choose
 
 MUTATIONS = 100_000 // int(os.environ.get("COLONNADE_SOAK", "1"))
 PREDICTED = Prediction(1.0, 8.0, 0.5, 100, 10, 5)

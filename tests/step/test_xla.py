@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.reason.staleness import race
+from colonnade.reason.simulator.staleness import race
 from colonnade.run.step import xla
 
 RNG = np.random.default_rng(0)

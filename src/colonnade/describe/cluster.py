@@ -16,15 +16,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from colonnade.describe import slurm_step, tf_config
-from colonnade.describe.address import amiss, is_ip, is_loopback, parted, repeated
+from colonnade.describe import fence, slurm_step, tf_config
+from colonnade.describe.address import amiss, parted, repeated
 from colonnade.describe.fields import shown
 from colonnade.errors import InvalidArgument, Problem, check, is_whole
 
 WHERE = "joining other machines"
 GENERATION = "COLONNADE_GENERATION"
 MACHINES = "COLONNADE_MACHINES"
-PRIVATE = "COLONNADE_PRIVATE_NETWORK"
 RESTARTS = "SLURM_RESTART_COUNT"
 
 
@@ -101,44 +100,10 @@ class Cluster:
         Good are a cluster of one, which opens none; one whose addresses are all loopback, which is meant for
         this machine alone; and any where COLONNADE_PRIVATE_NETWORK is 1.
         """
-        said = environ.get(PRIVATE)
-        if self.size == 1 or said == "1" or all(is_loopback(parted(a)[0]) for a in self.addresses):
-            return
-        places = ", ".join(self.addresses[:4]) + (", ..." if self.size > 4 else "")
-        rule = (
-            f"must be 1, which says that no stranger reaches the ports of this cluster ({places}). "
-            "TensorFlow's server listens there on all interfaces and has no authentication: whoever reaches "
-            "one of them can run any op on that machine as you, and so read and write your files"
-        )
-        raise InvalidArgument(WHERE, [Problem(PRIVATE, said, rule, self._fences())])
-
-    def _fences(self) -> str:
-        rules = "\n".join(f"      {line}" for line in self.fence())
-        return (
-            "Fence the ports, then say so: colonnade run --private-network, or COLONNADE_PRIVATE_NETWORK=1. "
-            "A fence is one of\n"
-            "    - a rule of the firewall on each machine, as root (nothing else is changed by it):\n"
-            f"{rules}\n"
-            "    - WireGuard: name the machines by their addresses in it, and close these ports elsewhere\n"
-            "    - a network namespace per job, which has a link to the other machines and none to the rest\n"
-            "  See docs/machines.md"
-        )
-
-    def fence(self) -> tuple[str, ...]:
-        """The commands for nftables by which these machines reach the cluster's ports, and nobody else."""
-        hosts = list(dict.fromkeys(parted(address)[0] for address in self.addresses))
-        ports = ", ".join(map(str, sorted({parted(address)[1] for address in self.addresses})))
-        six = [host for host in hosts if is_ip(host) and ":" in host]
-        four = [host for host in hosts if host not in six]
-        add = "nft add rule inet colonnade input"
-        return (
-            "nft add table inet colonnade",
-            "nft add chain inet colonnade input '{ type filter hook input priority 0; }'",
-            f"{add} iif lo accept",
-            *(f"{add} ip saddr '{{ {', '.join(four)} }}' tcp dport '{{ {ports} }}' accept" for _ in four[:1]),
-            *(f"{add} ip6 saddr '{{ {', '.join(six)} }}' tcp dport '{{ {ports} }}' accept" for _ in six[:1]),
-            f"{add} tcp dport '{{ {ports} }}' drop",
-        )
+        hosts, ports = zip(*map(parted, self.addresses), strict=True)
+        refused = fence.problem(hosts, ", ".join(map(str, sorted(set(ports)))), environ)
+        if self.size > 1 and refused is not None:
+            raise InvalidArgument(WHERE, [refused])
 
     def _problems(self) -> Iterator[Problem]:
         if not self.addresses:

@@ -13,7 +13,7 @@ from colonnade.errors import Problem, check, is_whole
 VERSION = 1
 SYNCS = ("synchronous", "asynchronous", "local", "diloco", "elastic")
 SHARDABLE = ("slots", "gradients", "parameters")
-# `order` is that of the engine: the tree of `reason.reduction` on links, a star where copies cost nothing.
+# `order` is that of the engine: the tree of `transfers.reduction` on links, a star where copies cost nothing.
 # `host`: the processor adds up gradients and keeps the parameters, as a parameter server.
 REDUCTIONS = ("order", "ring", "tree", "scatter", "hierarchical", "host")
 FIX = "Take the plan that cn.plan() returned"

@@ -1,7 +1,7 @@
 """Workloads from published sizes: transformers by their dimensions, convolutional networks by their totals.
 
 Nothing here is timed. What a layer takes follows from its FLOPs and from the bytes that it keeps, on the
-device that a plan gives it (see `reason.layer_time`).
+device that a plan gives it (see `reason.simulator.layer_time`).
 """
 
 from collections.abc import Iterator

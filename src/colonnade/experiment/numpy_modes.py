@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from colonnade.experiment.perceptron import Array
-from colonnade.reason.staleness import Ledger, race
+from colonnade.reason.simulator.staleness import Ledger, race
 
 Batch = tuple[Array, Array]  # images [..., batch, inputs] and labels [..., batch]
 Join = Callable[[list[Array]], tuple[list[Array], Array]]  # replicas -> replicas, and what is evaluated

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -56,31 +57,62 @@ def run(
     Returns:
         The exit code of the command, 128 + n if signal n ended it; 124 if no cards came free in time.
     """
+    try:
+        with leased(
+            command,
+            cards=cards,
+            memory=memory,
+            timeout=timeout,
+            share=share,
+            virtual=virtual,
+            directory=directory,
+            amiss=tuple(_no_retries(retries)),
+        ) as lease:
+            return _run(command, environment(os.environ, lease, virtual is not None), lease, retries)
+    except LeaseTimeout as error:
+        print(f"colonnade: {error}", file=sys.stderr)
+        return TIMED_OUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+@contextmanager
+def leased(
+    command: Sequence[str],
+    *,
+    cards: int | None = None,
+    memory: str | None = None,
+    timeout: str | None = None,
+    share: bool = False,
+    virtual: int | None = None,
+    directory: Path | None = None,
+    amiss: Sequence[Problem] = (),
+) -> Iterator[Lease]:
+    """Wait for cards, as `run` does, and give them back at the end; `amiss` is what else is wrong."""
     count = cards if cards is not None else virtual or 1
     pool = pool_of(count, virtual)
-    check("run", _problems(command, count, memory, timeout, retries, pool, virtual))
+    check("run", [*_problems(command, count, memory, timeout, pool, virtual), *amiss])
     part = memory or "1"
     check("run", waits_for_itself(pool, count, part, directory))
     with ask(pool, count, memory=part, command=command, share=share, directory=directory) as lease:
-        try:
-            lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
-            return _run(command, environment(os.environ, lease, virtual is not None), lease, retries)
-        except LeaseTimeout as error:
-            print(f"colonnade: {error}", file=sys.stderr)
-            return TIMED_OUT
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        lease.wait(None if timeout is None else seconds(timeout), lambda place: _show(place, lease))
+        yield lease
 
 
 def environment(outside: Mapping[str, str], lease: Lease, virtual: bool) -> dict[str, str]:
     """What a program finds in its environment when it runs under a lease."""
+    return on_cards(outside, lease.claim.slots, lease.claim.memory, virtual)
+
+
+def on_cards(outside: Mapping[str, str], slots: Sequence[str], memory: str, virtual: bool) -> dict[str, str]:
+    """What a program finds in its environment that has these cards, or so many virtual ones."""
     inside = {k: v for k, v in outside.items() if k not in (gpu.SETUP_VIRTUAL, gpu.SETUP_MEMORY)}
     inside[gpu.ORDER] = "PCI_BUS_ID"
     if virtual:
-        return inside | {gpu.VISIBLE: "-1", gpu.SETUP_VIRTUAL: str(len(lease.claim.slots))}
-    inside[gpu.VISIBLE] = ",".join(lease.claim.slots)
-    if Fraction(lease.claim.memory) < 1:
-        inside[gpu.SETUP_MEMORY] = lease.claim.memory
+        return inside | {gpu.VISIBLE: "-1", gpu.SETUP_VIRTUAL: str(len(slots))}
+    inside[gpu.VISIBLE] = ",".join(slots)
+    if Fraction(memory) < 1:
+        inside[gpu.SETUP_MEMORY] = memory
     return inside
 
 
@@ -174,7 +206,6 @@ def _problems(
     count: int,
     memory: str | None,
     timeout: str | None,
-    retries: int,
     pool: Pool,
     virtual: int | None,
 ) -> Iterator[Problem]:
@@ -204,6 +235,9 @@ def _problems(
             yield Problem(
                 "--timeout", timeout, "must be a time span with units s, m, h or d", "Try 90s or 1h30m"
             )
+
+
+def _no_retries(retries: int) -> Iterator[Problem]:
     if retries < 0:
         yield Problem("--retries", retries, "must be a whole number from 0 up", "Leave it out for none")
 

@@ -50,7 +50,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], *keep: int
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
-    _prctl(SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
     answer, write = os.pipe()
@@ -62,7 +62,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], *keep: int
         with open(answer, "rb") as file:
             failure = file.read()
         outcome = _wait(supervisor)
-        _end()
+        end_descendants()
         if failure:
             raise OSError(int(failure), os.strerror(int(failure)), command[0])
         return outcome
@@ -137,7 +137,7 @@ def _become_supervisor(start: Callable[[], _Program], launcher: int, write: int)
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _prctl(SET_PDEATHSIG, ORPHANED)
-        _prctl(SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         try:
             program = start()
         except OSError as error:
@@ -158,8 +158,13 @@ def _oversee(program: _Program, launcher: int) -> int:
         program.reap()
         if program.code is None and arrived.si_pid == launcher and arrived.si_signo in PASSED_ON:
             os.kill(program.pid, arrived.si_signo)
-    _end()
+    end_descendants()
     return os.EX_SOFTWARE if program.code is None else program.code
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a descendant leaves behind, so that `end_descendants` finds it."""
+    _prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int) -> None:
@@ -169,7 +174,7 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _end() -> None:
+def end_descendants() -> None:
     """End every descendant of this process but those that we may not end.
 
     An orphan falls to this process, so having no child left means that nothing is left.

@@ -72,6 +72,8 @@ class Card:
     processes: tuple[Process, ...] = ()
     mig: bool = False
     instances: tuple[Instance, ...] = ()
+    capability: tuple[int, int] | None = None  # its architecture, as CUDA counts them
+    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT  # how many processes it lets in
 
     @property
     def mib(self) -> int:
@@ -206,6 +208,7 @@ def _card(driver: _Driver, handle: Any, index: int, owner: Owner) -> Card:
     instances = tuple(_instances(driver, of, handle, owner)) if enabled else ()
     # The card's own list may leave out what runs on its instances, without root.
     listed = [*_processes(driver, of, handle, owner), *(p for part in instances for p in part.processes)]
+    capability = driver.ask(of, "DeviceGetCudaComputeCapability", handle)
     return Card(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -217,6 +220,8 @@ def _card(driver: _Driver, handle: Any, index: int, owner: Owner) -> Card:
         processes=tuple({process.pid: process for process in listed}.values()),
         mig=enabled,
         instances=instances,
+        capability=capability and (capability[0], capability[1]),
+        mode=driver.ask(of, "DeviceGetComputeMode", handle, otherwise=pynvml.NVML_COMPUTEMODE_DEFAULT),
     )
 
 

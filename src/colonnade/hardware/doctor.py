@@ -9,9 +9,7 @@ import re
 import resource
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pynvml
@@ -19,27 +17,18 @@ import pynvml
 from colonnade.describe.speeds import suggests_peer
 from colonnade.describe.topology import Topology
 from colonnade.hardware import gpu, onednn
+from colonnade.hardware.admission import NO_CARDS, architecture, compute_mode
 from colonnade.hardware.cards import Card, Machine, sees_driver_pids
+from colonnade.hardware.finding import Finding
+from colonnade.hardware.open_ports import open_ports, reachable
 from colonnade.hardware.probe import TensorFlow
 
 GIB = 2**30
-NO_CARDS = "there is no card to look at"
 RECORDED = TensorFlow(unmeasured="a recorded machine")
 # A copy that takes more than so many times its published time goes another way than it should.
 SLOW = 2.0
 XID = "sudo dmesg | grep -i xid for the cause; sudo nvidia-smi --gpu-reset, or reboot"
 BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found. Only `blocks` keeps work from starting; `unknown` could not be looked at."""
-
-    check: str
-    state: Literal["good", "note", "blocks", "unknown"]
-    found: str
-    why: str
-    remedy: str = ""
 
 
 def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) -> tuple[Finding, ...]:
@@ -48,6 +37,7 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return (
         driver(machine, tensorflow, os.environ, on_bus(system)),
+        architecture(machine.cards, tensorflow),
         *examine_cards(machine, os.environ, tensorflow),
         iommu(machine.cards, system),
         access_control(machine.cards, system),
@@ -55,6 +45,7 @@ def examine(machine: Machine, tensorflow: TensorFlow, root: Path = Path("/")) ->
         locked_memory(limit, adapters=(system / "class" / "infiniband").exists()),
         threads(_cores(), len(machine.topology)),
         faster_kernels(tensorflow, os.environ),
+        reachable(*open_ports()),
     )
 
 
@@ -67,6 +58,7 @@ def examine_cards(
         answers(machine),
         order(machine.cards, environment),
         peer_access(machine.topology, machine.cards, tensorflow),
+        compute_mode(machine.cards),
         leftover(machine.cards, me, known_pids=sees_driver_pids()),
     )
 

@@ -48,6 +48,8 @@ class FakeNvml:
         instances: cards in MIG mode, and their parts, with what runs on each.
         refusals: by pair of cards, why there is no peer access; NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
             where nothing is said.
+        capability: the architecture of the cards, as CUDA counts them.
+        mode: how many processes the cards let in: one of NVML_COMPUTEMODE_...
         switch: NVLinks lead to a switch and not from card to card.
         lost: cards that do not answer.
         error: the NVML error that `nvmlInit` ends with; none by default.
@@ -61,6 +63,8 @@ class FakeNvml:
         utilisation: Mapping[int, int] | None = None,
         instances: Mapping[int, Sequence[Instance]] | None = None,
         refusals: Mapping[tuple[int, int], int] | None = None,
+        capability: tuple[int, int] = (8, 0),
+        mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT,
         switch: bool = False,
         lost: Sequence[int] = (),
         error: int | None = None,
@@ -70,6 +74,7 @@ class FakeNvml:
         self._utilisation = dict(utilisation or {})
         self._instances = {card: tuple(parts) for card, parts in (instances or {}).items()}
         self._refusals = dict(refusals or {})
+        self._capability, self._mode = capability, mode
         self._switch = switch
         self._lost = set(lost)
         self._error = error
@@ -156,6 +161,12 @@ class FakeNvml:
         if numa is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [1 << numa % 64 if at == numa // 64 else 0 for at in range(nodeSetSize)]
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: _Handle) -> list[int]:
+        return list(self._capability)
+
+    def nvmlDeviceGetComputeMode(self, handle: _Handle) -> int:
+        return self._mode
 
     def nvmlDeviceGetMigMode(self, device: _Handle) -> list[int]:
         return [int(self._card(device) in self._instances)] * 2

@@ -14,6 +14,8 @@ GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 # What `colonnade run` tells `setup()`: its arguments of these names, unless the program passes them.
 SETUP_VIRTUAL = "COLONNADE_VIRTUAL"
 SETUP_MEMORY = "COLONNADE_MEMORY"
+# How the names of settings begin that are meant for all machines of a training.
+SETTINGS = ("NCCL_",)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import tensorflow as tf
 from colonnade.hardware.onednn import is_on
 info = tf.sysconfig.get_build_info()
 cuda, cards = str(info.get("cuda_version", "")), len(tf.config.list_physical_devices("GPU"))
-print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), cuda, cards, is_on()]))
+built_for = list(info.get("cuda_compute_capabilities", ()))
+print(json.dumps([tf.__version__, tf.test.is_built_with_cuda(), cuda, cards, is_on(), built_for]))
 """
 
 # Of all that TensorFlow logs at its start, what bears on cards.
@@ -53,6 +54,9 @@ class TensorFlow:
     log: tuple[str, ...] = ()  # its own words about what is missing
     copies: tuple[Copy, ...] = ()  # between every two of its cards
     unmeasured: str = ""  # why there are none
+    built_for: tuple[
+        str, ...
+    ] = ()  # architectures: sm_80 as machine code, compute_90 to be compiled at the start
 
 
 def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:
@@ -83,12 +87,13 @@ def measured(tensorflow: TensorFlow) -> TensorFlow:
 def read(code: int, output: str, errors: str) -> TensorFlow:
     """What the other process said.
 
-    >>> read(0, '["2.21.0", true, "12.5.1", 0, true]', "E0000 x.cc:1] failed call to cuInit: no device").log
+    >>> read(0, '["2.21.0", true, "12.5.1", 0, true, []]', "E0 x.cc:1] failed call to cuInit: no device").log
     ('failed call to cuInit: no device',)
     """
     lines = errors.strip().splitlines()
     if code != 0:
         return TensorFlow(log=tuple(lines[-1:]))
     telling = [line.partition("] ")[2] or line for line in lines if _TELLING.search(line)]
-    version, with_cuda, cuda, cards, faster = json.loads(output.strip().splitlines()[-1])
-    return TensorFlow(version, with_cuda, cuda, cards, faster, tuple(dict.fromkeys(telling)))
+    version, with_cuda, cuda, cards, faster, built_for = json.loads(output.strip().splitlines()[-1])
+    words = tuple(dict.fromkeys(telling))
+    return TensorFlow(version, with_cuda, cuda, cards, faster, words, built_for=tuple(built_for))

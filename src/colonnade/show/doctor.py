@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colonnade.hardware.doctor import Finding
+from colonnade.hardware.finding import Finding
 
 MARKS = {
     "good": ("ok", "green"),

@@ -114,7 +114,7 @@ def command(
 
 def show(console: Console, settings: "SweepSettings", *, progress: bool = True) -> "Swept":
     """Run a sweep, show how it goes, and print what came of it."""
-    from colonnade.show.study import write_page
+    from colonnade.show.report.study import write_page
     from colonnade.show.sweep_screen import SweepScreen
     from colonnade.sweeps.study import conduct
 
@@ -138,7 +138,7 @@ def exit_code(swept: "Swept") -> int:
 
 def summary(swept: "Swept", page: Path) -> Iterator[Text]:
     """What is said at the end: the best, what mattered, how to repeat it, what failed and why."""
-    from colonnade.show.study import failures, importance
+    from colonnade.show.report.study import failures, importance
     from colonnade.show.sweep_screen import settings, summary_line
     from colonnade.sweeps.repeat import repeat_line
     from colonnade.sweeps.storage import without_password

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from colonnade.errors import InvalidArgument, Problem, check, whole
-from colonnade.reason.staleness import ReadOrApply
+from colonnade.reason.simulator.staleness import ReadOrApply
 from colonnade.run.asynchronous.engine import AsynchronousEngine
 from colonnade.run.engine.protocols import Settings
 
@@ -20,8 +20,8 @@ class Asynchronous:
             `max_staleness + 1` devices work at the same time.
         damping: whether to divide a step by 1 + the age of its gradient.
         order: a fixed order of reads and updates, for tests and simulations: an iterable of
-            `colonnade.reason.staleness.ReadOrApply`, such as `race` there gives. One thread makes them one
-            by one.
+            `colonnade.reason.simulator.staleness.ReadOrApply`, such as `race` there gives. One thread
+            makes them one by one.
 
     Example:
         >>> import colonnade as cn

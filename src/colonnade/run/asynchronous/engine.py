@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
-from colonnade.reason.staleness import ReadOrApply
+from colonnade.reason.simulator.staleness import ReadOrApply
 from colonnade.run.asynchronous.device_calls import DeviceCalls
 from colonnade.run.asynchronous.step_record import Slicing
 from colonnade.run.asynchronous.stream import AsynchronousLoop

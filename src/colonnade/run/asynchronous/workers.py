@@ -14,7 +14,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.hardware.placement import short
 from colonnade.hardware.profile import mark
-from colonnade.reason.staleness import Ledger, ReadOrApply
+from colonnade.reason.simulator.staleness import Ledger, ReadOrApply
 from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice
 
 
@@ -248,7 +248,7 @@ class FixedOrder:
         return []
 
     def _problem(self, event: ReadOrApply | None) -> Problem | None:
-        fix = "Take colonnade.reason.staleness.race(seconds, max_staleness)"
+        fix = "Take colonnade.reason.simulator.staleness.race(seconds, max_staleness)"
         if event is None:
             left = len(self._queue) + len(self._held)
             return Problem("order", f"{left} slices", "are left at the end of the order", fix)

@@ -7,7 +7,7 @@ then a thread writes them, in TensorFlow's own format, while the training goes o
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from colonnade.run.checkpoint.program_exit import interactive, leave
 from colonnade.run.checkpoint.restore import restore
 from colonnade.run.checkpoint.tensor_files import read
 from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
+from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.engine.protocols import Steps, Stream
@@ -60,6 +61,7 @@ class Saver:
         before: of each fit that the program finished with this directory, the passes through its data;
             this fit is added when it has ended.
         epochs: what the fit was told; the state of a dataset's iterator is bound to it.
+        more: tensors to be kept beside the place in the data, asked for at every save (see `found`).
         peers: the machines that train together, of which the first one writes; all read.
     """
 
@@ -70,9 +72,11 @@ class Saver:
         mode: Mapping[str, str],
         before: list[int],
         epochs: int | None,
+        more: Callable[[], Mapping[str, Any]] = dict,
         peers: Peers = ALONE,
     ) -> None:
         self._checkpoint, self._engine, self._mode = checkpoint, engine, dict(mode)
+        self._more = more
         self._before, self._fit, self._epochs = before, len(before) + 1, epochs
         self._peers = peers
         self._archive = Archive(Path(checkpoint.directory))
@@ -162,19 +166,28 @@ class Saver:
         self._folder = saved.path
         return saved.manifest
 
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """What is beside the place in the data of the saved step; empty where there is none."""
+        return {} if self._saved is None else read(self._folder, "data")
+
     def stream(self, loop: Steps, data: FitData, limit: int | None) -> Stream:
         """The steps of the fit, of which the place in the data is kept; not more than are held (`hold`)."""
+        return loop.along(self.batches(data))
+
+    def batches(self, data: FitData) -> Batches:
+        """The batches of the fit, of which the place is kept."""
         exact = self._checkpoint.data == "exact"
         # Where the data are brought to a saved place, nothing may be fetched before.
         self._seeks = exact and self._saved is not None and self._saved.fit == self._fit
-        self._batches = data.batches(self._unseen(data.dataset), exact=exact, ahead=not self._seeks)
-        return loop.along(self._batches)
+        self._batches = data.batches(self._unseen(data), exact=exact, ahead=not self._seeks)
+        return self._batches
 
-    def _unseen(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The data of this fit, without what is to be skipped."""
-        if self._saved is None or self.over or self._checkpoint.data != "skip":
-            return dataset
-        return dataset.skip(self._saved.step - self._saved.begin)
+    def _unseen(self, data: FitData) -> tf.data.Dataset:
+        """The data of this fit, without what is to be skipped; passes are gone through in `_go_to`."""
+        if self._saved is None or self.over or self._checkpoint.data != "skip" or data.passes > 1:
+            return data.dataset
+        return data.dataset.skip(self._saved.step - self._saved.begin)
 
     def start(self, step: int) -> Manifest | None:
         """Before the first step: bring data and engine to the saved step; what it says, if there is one."""
@@ -199,7 +212,10 @@ class Saver:
             return
         check("fit()", self._data_problems(saved, self._batches.spec))
         if self._seeks or self._batches.like() is None:
-            self._batches.seek(read(self._folder, "data"), saved.data["passes"], saved.data["batches"])
+            self._batches.seek(self.found, saved.data["passes"], saved.data["batches"])
+        if self._checkpoint.data == "skip" and self._batches.passes > 1:
+            for _ in range(saved.data["batches"]):
+                self._batches.next()
         if saved.stopped:
             self._warn_of_stop(saved.step)
 
@@ -294,7 +310,7 @@ class Saver:
         if not self._peers.is_first:
             return
         taken = record.step - self._begin
-        position = self._batches.position(taken)
+        position = {**self._batches.position(taken), **self._more()}
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,

@@ -50,7 +50,7 @@ class Batches:
         self._structure = dataset.element_spec
         self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self.cardinality = int(dataset.cardinality())  # batches in a pass, if that is known
-        self._passes, self.begun, self.exact = passes, 0, exact
+        self.passes, self.begun, self.exact = passes, 0, exact
         self._start: Any = None
         self._taken = 0
         self._before: int | None = None  # taken before this pass; None until it is noted
@@ -73,7 +73,7 @@ class Batches:
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""
-        while self.size == END and self.begun < self._passes:
+        while self.size == END and self.begun < self.passes:
             self._begin_pass()
             self._fetch()
 

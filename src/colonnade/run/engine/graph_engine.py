@@ -119,6 +119,9 @@ class GraphEngine:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""
         return self.traces.estimated(batch, self.cut(batch), self.refused, self.estimate)
 
+    def took(self, rows: int, steps: int, seconds: float) -> None:
+        """So many steps, on batches of so many rows, took so long."""
+
     def enter(self) -> None:
         if self._housed is not None:
             self._housed.enter()

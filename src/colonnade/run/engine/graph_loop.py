@@ -37,6 +37,9 @@ class Stepped(Protocol):
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, at this moment."""
 
+    def took(self, rows: int, steps: int, seconds: float) -> None:
+        """So many steps, on batches of so many rows, took so long."""
+
 
 class _LoopState(NamedTuple):
     """What one turn of the loop hands on to the next."""
@@ -66,6 +69,12 @@ class Loop:
 
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
+        compiled, arguments = self.built(arguments)
+        with tf.device(HOST):  # a call is where its arguments go
+            return compiled(*arguments.components())
+
+    def built(self, arguments: Arguments) -> tuple[Any, Arguments]:
+        """The graph of one step, and the batch as it takes it."""
         arguments = self.opened(arguments)
         key = self._engine.key(arguments)
         if key not in self._single:
@@ -78,8 +87,11 @@ class Loop:
 
             specs = [tf.TensorSpec(c.shape, c.dtype) for c in _known(arguments)]
             self._single[key] = concrete(step, *specs)
-        with tf.device(HOST):  # a call is where its arguments go
-            return self._single[key](*arguments.components())
+        return self._single[key], arguments
+
+    def took(self, steps: int, seconds: float) -> None:
+        """So many steps on batches like the one at hand took so long."""
+        self._engine.took(self.rows, steps, seconds)
 
     def opened(self, arguments: Arguments) -> Arguments:
         """A batch, with the dims open that vary from batch to batch."""
@@ -216,7 +228,9 @@ class GraphStream:
         seconds = time.perf_counter() - start
         if self._failed is None:
             batches.next_pass()
-        return reached.chunk(rows, seconds)
+        chunk = reached.chunk(rows, seconds)
+        self._loop.took(chunk.steps, seconds)
+        return chunk
 
     def settle(self) -> Chunk | None:
         if self._failed is not None and not self.resting:  # nothing can be made of half a step

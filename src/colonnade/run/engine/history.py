@@ -46,6 +46,7 @@ class History:
     resumed: int | None = None  # the saved step from which the fit went on
     stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
     predicted: Prediction | None = None  # of the plan, where the trainer was made with one
+    compiled: str | None = None  # what became of `compile=`, and why
 
     timeline: Timeline | None = None  # of the steps that were profiled
     logdir: Path | None = None  # where the fit wrote its log
@@ -75,7 +76,7 @@ class History:
             rule, fix = "the fit wrote no log to make a page of", "Call fit(..., logdir='runs/first')"
             raise InvalidArgument("report()", [Problem("logdir", None, rule, fix)])
         # Pages are made in a layer above this one, which is looked up when somebody asks for a page.
-        page: Path = import_module("colonnade.show.report").report([self.logdir], path, force=force)
+        page: Path = import_module("colonnade.show.report.report").report([self.logdir], path, force=force)
         return page
 
     @property

@@ -18,6 +18,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
+from colonnade.run.engine.compilation import Compilation
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.move.reduce import Order, order_for
@@ -37,6 +38,9 @@ class Settings:
     dealt: str = "size"  # how partitioned variables are dealt
     # Which of the variables that the function uses are trained; by default those that are not frozen.
     trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
+    # What the optimizer is made for; by default the trained variables, in the order of their use.
+    optimized: Callable[[], Sequence[Any]] | None = None
+    compilation: Compilation = field(default_factory=Compilation)
     peers: Peers = ALONE  # the machines that train together
 
     @property

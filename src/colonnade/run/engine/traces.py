@@ -102,7 +102,8 @@ class Traces:
         check("this training", looking(self.optimizer, parameters))
         if not self.optimizer.built:
             check("Trainer()", without_path(self.optimizer, parameters))
-            self.optimizer.build(as_keras(parameters))
+            optimized = self._settings.optimized
+            self.optimizer.build(as_keras(parameters) if optimized is None else optimized())
             if self._has_own_scale:
                 # The scale is a variable, which is there only now; the traces hold its first value.
                 self._objectives.forget()

@@ -16,7 +16,9 @@ from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.batch.widths import Widths
+from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_train.own_step import OwnStep
+from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.whole_batch import AddedLosses, joined, kinds, masks_of, unjoined, with_masks
 from colonnade.run.move.reduce import star
@@ -31,7 +33,14 @@ from colonnade.run.variables.homes import Homes
 
 
 def evaluate(
-    model: keras.Model, x: Any = None, y: Any = None, *, devices: Devices = None, **arguments: Any
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    *,
+    devices: Devices = None,
+    split: Sequence[str | int] | None = None,
+    per_device: bool = False,
+    **arguments: Any,
 ) -> Any:
     """Loss and metrics of a compiled Keras model, on several devices; everything else is `model.evaluate`.
 
@@ -39,6 +48,8 @@ def evaluate(
         model: a compiled model; a `test_step` of its own is run by every device on its slice.
         x, y: what `model.evaluate` takes.
         devices: how many devices, or which; all by default.
+        split: which inputs are cut over the devices, by their keys or places in `x` (see `cn.fit`).
+        per_device: whether every device takes a whole batch of the data (see `cn.fit`).
         **arguments: whatever else `model.evaluate` takes; `batch_size` is the global one.
 
     Example:
@@ -49,12 +60,16 @@ def evaluate(
         1.0
     """
     chosen = hardware.resolve(devices, "evaluate()")
-    check("evaluate()", _problems(model, compiled=True))
-    model.test_function = test_step(model, chosen, "evaluate()")
+    check("evaluate()", [*_problems(model, compiled=True), *split_problems(split)])
+    cut = SplitInputs(None if split is None else tuple(split))
+    model.test_function = test_step(model, chosen, "evaluate()", cut, per_device=per_device)
+    at_once = model.steps_per_execution
+    model.steps_per_execution = at_once * (len(chosen) if per_device else 1)
     try:
         return model.evaluate(x, y, **arguments)
     finally:
         model.test_function = None
+        model.steps_per_execution = at_once
 
 
 def predict(model: keras.Model, x: Any, *, devices: Devices = None, **arguments: Any) -> Any:
@@ -81,11 +96,25 @@ def predict(model: keras.Model, x: Any, *, devices: Devices = None, **arguments:
         model.predict_function = None
 
 
-def test_step(model: keras.Model, devices: Sequence[str], where: str) -> Callable[[Any], Any]:
+def test_step(
+    model: keras.Model,
+    devices: Sequence[str],
+    where: str,
+    split: SplitInputs,
+    *,
+    per_device: bool,
+) -> Callable[[Any], Any]:
     """What Keras is to call for every batch that it evaluates."""
-    if has_own(model, "test_step"):
-        return OwnStep(model, model.test_step, devices, Prover(False, where, print))
-    return _Scores(model, devices, where)
+    whole = GroupStep(model, model.test_step, devices)
+    if per_device:
+        return whole
+    own = has_own(model, "test_step")
+    step = (
+        OwnStep(model, model.test_step, devices, Prover(False, where, print), split)
+        if own
+        else _Scores(model, devices, where, split)
+    )
+    return step if len(devices) > 1 or split.named is not None else CutOrWhole(step, whole)
 
 
 class _Forward:
@@ -118,8 +147,8 @@ class _Forward:
 class _Scores:
     """Keras's own `test_step`: predictions by slices, loss and metrics of the whole batch."""
 
-    def __init__(self, model: keras.Model, devices: Sequence[str], where: str) -> None:
-        self._model, self._where = model, where
+    def __init__(self, model: keras.Model, devices: Sequence[str], where: str, split: SplitInputs) -> None:
+        self._model, self._where, self._split = model, where, split
         self._training = if_taken(model.call, training=False)
         self._training_of_loss = if_taken(model.compute_loss, training=False)
         self._added = AddedLosses(adds=False)
@@ -131,16 +160,20 @@ class _Scores:
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
         for data in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
-            batch = Arguments(keras.utils.unpack_x_y_sample_weight(data), {}, BATCH)
-            batch = self._widths.opened(batch)
-            if batch.key() not in self._graphs:
-                self._graphs[batch.key()] = self._graph(batch)
-            logs = self._graphs[batch.key()](*batch.components())
+            logs = self.once(data)
         return logs
+
+    def once(self, data: Any) -> Any:
+        """What Keras tells of one batch."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        batch = self._widths.opened(Arguments((self._split.marked(x), y, weight), {}, BATCH))
+        if batch.key() not in self._graphs:
+            self._graphs[batch.key()] = self._graph(batch)
+        return self._graphs[batch.key()](*batch.components())
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _predict(self, x: Any, y: Any, weight: Any) -> Any:
-        rows = Arguments((x,), {}, BATCH).size(self._where) or 0
+        rows = Arguments((self._split.marked(x),), {}, BATCH).size(self._where) or 0
         with remembered(), self._added.noted(rows, rows):
             prediction = self._model(x, **self._training)
             if self._several:

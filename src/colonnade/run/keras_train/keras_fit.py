@@ -4,30 +4,24 @@ Keras keeps everything around the step: epochs, shuffling, callbacks, validation
 step itself, which Keras asks `model.train_function` for, is Colonnade's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import keras
-import tensorflow as tf
 from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.hardware import devices as hardware
-from colonnade.hardware.joining import joined
-from colonnade.run.engine.protocols import Sync, home, sync_problems
-from colonnade.run.keras_train.keras_evaluate import test_step
+from colonnade.hardware.joining import machines
+from colonnade.run.checkpoint.checkpoint import Checkpoint
+from colonnade.run.engine.protocols import Sync
+from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
-from colonnade.run.keras_train.keras_step import KerasStep, of_slices
-from colonnade.run.keras_train.own_step import OwnStep
-from colonnade.run.machines.peers import Peers, peers_of
-from colonnade.run.model.kept_step import keep, kept
-from colonnade.run.model.training_step import has_own
+from colonnade.run.keras_train.model_steps import How, ModelSteps
+from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
 from colonnade.run.parallel.parallel import Devices
-from colonnade.run.prove.verdict import Prover, of_prove
 from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous
-from colonnade.run.train.checks import of_machines
 
 
 def fit(
@@ -40,6 +34,9 @@ def fit(
     variables: str = "auto",
     prove: bool | str = True,
     profile: range | None = None,
+    checkpoint: Checkpoint | None = None,
+    split: Sequence[str | int] | None = None,
+    per_device: bool = False,
     **arguments: Any,
 ) -> Any:
     """Train a compiled Keras model on several devices; everything else is `model.fit`.
@@ -58,6 +55,12 @@ def fit(
             gradients and metrics must be equal to rounding. `"warn"` goes on where they are not.
         profile: steps, counted from 1, of which to record where the time goes, such as `range(10, 15)`; what
             came of it is in `timeline` of what is returned.
+        checkpoint: where to save the training, in a directory of its own; run again, the program goes on from
+            there, in the middle of an epoch too. Needs arrays or a `tf.data.Dataset`.
+        split: which inputs are cut over the devices, by their keys or places in `x`; every device gets the
+            others whole. All, if nothing is said.
+        per_device: whether every device takes a whole batch of the data, and one update is made over all of
+            them: for batches that cannot be cut, such as graphs.
         **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
 
     Returns:
@@ -71,38 +74,33 @@ def fit(
         >>> len(history.history["loss"])
         2
     """
-    check("fit()", [*_of_the_trainer(arguments), *profile_problems(profile)])
+    check("fit()", profile_problems(profile))
+    if not machines().is_first:  # one machine says what all do
+        arguments["verbose"] = 0
     console = Console(quiet=not arguments.get("verbose", "auto"))
     say = partial(console.print, highlight=False, soft_wrap=True)
-    chosen, sync = hardware.resolve(devices, "fit()"), Synchronous() if sync is None else sync
-    check(
-        "fit()",
-        [
-            *sync_problems(sync, variables, len(chosen)),
-            *_problems(model, sync, len(chosen)),
-            *of_prove(prove),
-            *of_machines(None, sync),
-            *_own_on_machines(model, sync),
-        ],
-    )
-    peers = peers_of(chosen, "fit()")
-    if not peers.is_first:  # one machine says what all do
-        arguments["verbose"], console.quiet = 0, True
-    how = (chosen, sync, home(sync, variables, chosen), prove)
-    step, tests = kept(model, how) or (
-        _step(model, *how[:3], Prover(prove, "fit()", say), peers),
-        None if has_own(model, "make_test_function") else test_step(model, chosen, "fit()"),
-    )
-    model.train_function, model.test_function = step, tests
-    watching = profiled_by(profile, chosen, arguments)
+    how = How.chosen("fit()", devices, sync, variables, prove, split, per_device=per_device)
+    check("fit()", [*how.problems(model), *_of_checkpoint(checkpoint, model, how.sync, arguments)])
+    steps = ModelSteps.of(model, how, "fit()", say)
+    model.train_function, model.test_function = steps.train, steps.test
+    watching = profiled_by(profile, how.devices, arguments)
+    at_once = model.steps_per_execution
+    if per_device:
+        # Keras counts batches, and calls for so many of them at a time.
+        model.steps_per_execution = at_once * len(how.devices)
     try:
-        history = model.fit(x, y, **arguments)
-        keep(model, how, (step, tests))
+        if checkpoint is None:
+            history = model.fit(x, y, **arguments)
+        else:
+            said = {"sync": type(how.sync).__name__, "variables": how.home}
+            saved = SavedFit(model, steps.train, checkpoint, said)
+            history = saved.run(FitDataset.of(x, y, arguments))
+        steps.keep(model)
         if watching is not None:
             history.timeline = watching.timeline
         return history
     except TypeError:
-        if model.train_function is step:
+        if model.train_function is not None:
             raise
         # Keras forgot the step, and called None.
         rule = "was compiled again while it was trained, by a callback; model.fit cannot go on then either"
@@ -110,72 +108,18 @@ def fit(
         raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
     finally:
         model.train_function = model.test_function = None
+        model.steps_per_execution = at_once
         if watching is not None:
             watching.abandon()
 
 
-def _step(
-    model: keras.Model, devices: tuple[str, ...], sync: Sync, mode: str, prover: Prover, peers: Peers
-) -> Any:
-    """What Keras is to call for every batch."""
-    if has_own(model, "train_step"):
-        return OwnStep(model, model.train_step, devices, prover)
-    return KerasStep(model, devices, sync, mode, prover, peers)
-
-
-def _own_on_machines(model: Any, sync: Any) -> Iterator[Problem]:
-    if isinstance(sync, Synchronous) and sync.data != "whole":
-        rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
-        yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
-    if getattr(sync, "across", "devices") != "devices":
-        rule = "is for cn.Trainer: Keras looks at the model after every step, when machines differ"
-        yield Problem("across", sync.across, rule, "Leave it out, or use cn.Trainer")
-    if joined() is not None and isinstance(model, keras.Model) and has_own(model, "train_step"):
-        rule = "has a train_step of its own, which is for the devices of one machine"
-        yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")
-
-
-def _of_the_trainer(arguments: dict[str, Any]) -> Iterator[Problem]:
-    if "checkpoint" in arguments:
-        rule = "is for cn.Trainer; here the loop and the place in the data are Keras's"
-        fix = (
-            "Pass callbacks=[keras.callbacks.BackupAndRestore(directory)], or use cn.Trainer to go on exactly"
-        )
-        yield Problem("checkpoint", arguments["checkpoint"], rule, fix)
-
-
-def _distributed(model: keras.Model) -> Iterator[Problem]:
-    """A model or a call in the scope of one of TensorFlow's strategies."""
-    rule = "has devices of its own, and cn.fit brings its own too"
-    if tf.distribute.has_strategy():
-        name = type(tf.distribute.get_strategy()).__name__
-        yield Problem("strategy", name, rule, "Call cn.fit outside of its scope")
+def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:
+    if checkpoint is None:
         return
-    strategies = (
-        [model.distribute_strategy] if model.distribute_strategy is not tf.distribute.get_strategy() else []
-    )
-    mirrored = [v for v in model.variables if isinstance(v.value, tf.distribute.DistributedValues)]
-    if strategies or mirrored:
-        value = type(strategies[0]).__name__ if strategies else mirrored[0].path
-        yield Problem("strategy", value, rule, "Make the model outside of its scope; cn.fit needs none")
-
-
-def _problems(model: Any, sync: Sync, num_devices: int) -> Iterator[Problem]:
-    if not isinstance(model, keras.Model):
-        yield Problem("model", type(model).__name__, "must be a Keras model", "Use cn.Trainer for functions")
-        return
-    own = has_own(model, "train_step")
-    if not model.compiled or (model.optimizer is None and not own):
-        yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
-        return
-    yield from _distributed(model)
-    if has_own(model, "make_train_function"):
-        rule = "has a make_train_function of its own, which cn.fit would take the place of"
-        yield Problem("model", model.name, rule, "Override train_step instead")
-    if own and num_devices > 1 and not isinstance(sync, Synchronous):
-        rule = "has no meaning for a train_step of the model's own, whose updates are made together"
-        yield Problem("sync", sync, rule, "Leave it out for cn.Synchronous()")
-    if model.run_eagerly:
-        yield Problem("model", model.name, "is compiled with run_eagerly=True", "Compile it without")
-    if num_devices > 1 and not isinstance(sync, Synchronous) and not own:
-        yield from of_slices(model.loss)
+    if machines().size > 1:
+        rule = "is for one machine in cn.fit; cn.Trainer saves trainings of several"
+        yield Problem("checkpoint", checkpoint.directory, rule, "Use cn.Trainer, or a callback of Keras")
+    yield from checkpoint_problems(checkpoint, model, arguments)
+    if not isinstance(sync, Synchronous):
+        rule = "is not saved by cn.fit, whose callbacks see averages that it would go on from"
+        yield Problem("sync", sync, rule, "Leave it out, or use cn.Trainer, which goes on in every mode")

@@ -5,7 +5,7 @@ If it is not, predictions are put together first (see `model.whole_batch`). Whic
 and the masks of outputs tell, and for all others the proof on the first batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -16,7 +16,9 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
+from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
+from colonnade.run.keras_train.split_inputs import SplitInputs
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
@@ -39,6 +41,7 @@ from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch, sizes_told
 from colonnade.run.trace.replica_context import remembered
+from colonnade.run.variables.saved_state import Resumable, SavedState
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 OF_MEANS = ("sum_over_batch_size", "mean")
@@ -62,9 +65,11 @@ class KerasStep:
         sync: Sync,
         mode: str,
         prover: Prover,
+        split: SplitInputs,
         peers: Peers = ALONE,
     ) -> None:
-        self._model, self._devices, self._sync, self._mode = model, devices, sync, mode
+        self._split, self._model, self.devices = split, model, devices
+        self._sync, self._mode = sync, mode
         self._prover, self._peers = prover, peers
         self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
@@ -79,17 +84,19 @@ class KerasStep:
 
     @property
     def _several(self) -> bool:
-        return self._peers.several or len(self._devices) > 1
+        return self._peers.several or len(self.devices) > 1
 
     def _begin(self) -> None:
         """An engine, with nothing traced."""
         settings = Settings(
             self._loss,
             self._model.optimizer,
-            self._devices,
+            self.devices,
             self._mode,
             on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
             trainable=self._trained,
+            # All of them, as Keras does: by this order it saves an optimizer, and puts averages into weights.
+            optimized=lambda: self._model.trainable_variables,
             peers=self._peers,
         )
         self._engine = self._sync.engine(settings)
@@ -99,17 +106,12 @@ class KerasStep:
         logs: dict[str, Any] = {}
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
-            logs = self.once(*keras.utils.unpack_x_y_sample_weight(batch))
+            logs = self.once(batch)
         return logs
 
-    def once(self, x: Any, y: Any, weight: Any) -> dict[str, Any]:
+    def once(self, data: Any) -> dict[str, Any]:
         """One step on one batch; what Keras tells of it."""
-        check("fit()", self._missing(y))
-        if self._several:
-            check("fit()", _uncut(Arguments((x, y, weight), {}, BATCH)))
-        if self._several and not self._examined:
-            self._examine(x, y, weight)
-        arguments = self._arguments(x, y, weight)
+        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
         self._engine.enter()
         try:
             with self._peers.stepping(0.0):
@@ -121,12 +123,45 @@ class KerasStep:
         self._engine.leave()
         return logs
 
+    def _checked(self, x: Any, y: Any, weight: Any) -> Arguments:
+        check("fit()", self._missing(y))
+        if self._several:
+            check("fit()", _uncut(self._plain(x, y, weight)))
+        if self._several and not self._examined:
+            self._examine(x, y, weight)
+        return self._arguments(x, y, weight)
+
+    def prepare(self, data: Any) -> None:
+        """Make the graph of a step on such a batch, with all its variables."""
+        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
+        assert isinstance(self._loop, Loop)
+        self._loop.built(arguments)
+
+    def state(self) -> SavedState:
+        """What a checkpoint keeps (see `step_state`); the user may have assigned to variables."""
+        self._engine.enter()
+        return self._resumable.state()
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        self._resumable.resume(own)
+
+    def next_join(self, step: int) -> int:
+        return self._resumable.next_join(step)
+
+    @property
+    def _resumable(self) -> Resumable:
+        assert isinstance(self._engine, Resumable)
+        return self._engine
+
     def _arguments(self, x: Any, y: Any, weight: Any) -> Arguments:
-        plain = Arguments((x, y, weight), {}, BATCH)
+        plain = self._plain(x, y, weight)
         if not self._gathers:
             return plain
-        positions = tf.range(plain.size("fit()"))
-        return Arguments((x, y, weight, positions, broadcast((x, y, weight))), {}, GATHERED)
+        positions, marked = tf.range(plain.size("fit()")), self._split.marked(x)
+        return Arguments((marked, y, weight, positions, broadcast((x, y, weight))), {}, GATHERED)
+
+    def _plain(self, x: Any, y: Any, weight: Any) -> Arguments:
+        return Arguments((self._split.marked(x), y, weight), {}, BATCH)
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _loss(self, x: Any, y: Any, weight: Any, positions: Any = None, batch: Any = None) -> Any:
@@ -161,7 +196,7 @@ class KerasStep:
 
     def _rows(self, *batch: Any) -> int:
         """How many examples a slice has."""
-        return Arguments(batch, {}, BATCH).size("fit()") or 0
+        return self._plain(*batch).size("fit()") or 0
 
     def _predict(self, x: Any, rows: int, training: bool) -> Any:
         prediction = self._model(x, **if_taken(self._model.call, training=training))
@@ -197,7 +232,7 @@ class KerasStep:
 
     def _settled(self, batch: Arguments) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
-        counts, device = self._engine.cut(batch), self._devices[0]
+        counts, device = self._engine.cut(batch), self.devices[0]
         whole = partial(self._engine.traces.of_one_device, batch)
         with self._failures.told("fit()", self._model.name, counts, whole):
             self._engine.prepare(batch)
@@ -329,7 +364,10 @@ def _uncut(batch: Arguments) -> Iterator[Problem]:
     if len(set(sizes.values()) - {None}) > 1:
         rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
         rule += "cannot be cut into slices"
-        fix = "Train with model.fit; or pad every example's part to one size, with a mask"
+        fix = (
+            "Let every device take a batch of its own: per_device=True. Or name the inputs that are cut, and "
+        )
+        fix += "every device gets the others whole: split=[...]"
         yield Problem("inputs", sizes, rule, fix)
 
 

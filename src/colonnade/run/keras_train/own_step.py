@@ -4,7 +4,7 @@ Every replica runs the user's step on its slice, traced once, with variables of 
 where the step applies them, and metrics are those of the whole batch (see `model.replica_scope`).
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -15,6 +15,7 @@ import tensorflow as tf
 from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
 from colonnade.run.batch.widths import Widths
+from colonnade.run.keras_train.split_inputs import EVERY_INPUT, SplitInputs
 from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
@@ -27,6 +28,7 @@ from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.variables.replica_copies import ReplicaCopies, local_outputs
+from colonnade.run.variables.saved_state import Item, SavedState, named
 
 NAMES = ("data", "positions", "total")
 
@@ -39,12 +41,18 @@ class OwnStep:
         step: its `train_step` or `test_step`.
         devices: where the replicas run.
         prover: of the first batch.
+        split: which inputs are cut.
     """
 
     def __init__(
-        self, model: keras.Model, step: Callable[[Any], Any], devices: Sequence[str], prover: Prover
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        devices: Sequence[str],
+        prover: Prover,
+        split: SplitInputs = EVERY_INPUT,
     ) -> None:
-        self._model, self._step, self._prover = model, step, prover
+        self._model, self._step, self._prover, self._split = model, step, prover, split
         self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
         self._traces = TraceCache(self._traced, devices)
         self._graphs: dict[Hashable, Any] = {}
@@ -61,6 +69,11 @@ class OwnStep:
 
     def once(self, data: Any) -> Any:
         """One step on one batch; what Keras tells of it."""
+        (structure, function), batch = self.prepare(data)
+        return pack(structure, iter(function(*batch.components())))
+
+    def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
+        """The graph of a step on such a batch, with all its variables, and the batch as it takes it."""
         batch = self._widths.opened(self._arguments(data))
         if not self._examined and len(self.counts(batch)) > 1:
             self._examine(batch)
@@ -68,12 +81,30 @@ class OwnStep:
         key = batch.key()
         if key not in self._graphs:
             self._graphs[key] = self._graph(batch)
-        structure, function = self._graphs[key]
-        return pack(structure, iter(function(*batch.components())))
+        return self._graphs[key], batch
+
+    def state(self) -> SavedState:
+        """What a checkpoint keeps (see `step_state`): all that a trace knows of, and streams of numbers."""
+        captured = {
+            c.variable.ref(): c.variable for t in self._traces for c in t.captures if c.variable is not None
+        }
+        common = {f"step/{name}": Item(v, v) for name, v in named(captured.values()).items()}
+        for traced in self._traces:  # replicas for which no batch was large enough yet
+            for i in range(len(self.devices)):
+                self.copies.bindings(i, traced)
+        streams = self.copies.streams()
+        return SavedState(common, streams, frozenset(streams))
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        self.copies.go_on(own)
+
+    def next_join(self, step: int) -> int:
+        return step
 
     def _arguments(self, data: Any) -> Arguments:
-        total = Arguments((data,), {}, NAMES).size("fit()") or 0
-        return Arguments((data, tf.range(total), total), {}, NAMES)
+        marked = self._split.marked_in(data)
+        total = Arguments((marked,), {}, NAMES).size("fit()") or 0
+        return Arguments((marked, tf.range(total), total), {}, NAMES)
 
     def counts(self, batch: Arguments) -> tuple[int, ...]:
         return sizes(batch.size("fit()") or 0, len(self.devices))
@@ -113,7 +144,7 @@ class OwnStep:
 
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
-        other = OwnStep(self._model, self._step, self.devices, self._prover)
+        other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from colonnade.describe import html
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import estimated_limit, names
 from colonnade.hardware.placement import short
-from colonnade.reason.schedule import Schedule, alive
+from colonnade.reason.schedules.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
 from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run

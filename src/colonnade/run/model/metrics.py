@@ -36,6 +36,8 @@ class DeferredMetrics:
 
     def _noting(self, metric: Any) -> Callable[..., None]:
         def update_state(*args: Any, **kwargs: Any) -> None:
+            if not getattr(metric, "built", True):  # else nobody could ask for its result meanwhile
+                metric.build(*args[:2])
             # A number is that of the rows of a slice. Keras has none there: it traces for any number.
             given = tf.nest.map_structure(lambda v: None if isinstance(v, int) else v, (args, kwargs))
             self._calls.append((metric, tf.nest.map_structure(lambda v: v is not None, given)))

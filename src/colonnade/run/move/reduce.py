@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
-from colonnade.reason.reduction import Round, reduction
+from colonnade.reason.transfers.reduction import Round, reduction
 from colonnade.run.move.num_bytes import num_bytes
 
 Order = tuple[Round, ...]

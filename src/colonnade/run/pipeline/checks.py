@@ -8,7 +8,7 @@ import keras
 from colonnade.describe.plan import Plan
 from colonnade.errors import Problem, check, is_whole
 from colonnade.hardware import devices as hardware
-from colonnade.reason.schedule import SCHEDULES
+from colonnade.reason.schedules.schedule import SCHEDULES
 
 
 def refs_of(tied: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import check
-from colonnade.reason.schedule import forward
+from colonnade.reason.schedules.schedule import forward
 from colonnade.run.batch.split import Arguments
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.refusals import refusals

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.reason.layer_split import Layer
+from colonnade.reason.schedules.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
 from colonnade.run.batch.zeros import skeleton, zeros_for
 from colonnade.run.memory.dry_run import Function, Job, JobMemory, dry_run

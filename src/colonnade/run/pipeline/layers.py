@@ -71,11 +71,33 @@ class Chain:
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer of a functional model, called: which symbolic values it takes and gives."""
+    """A call of a layer in a functional model: arguments, symbols among them, and what it gives."""
 
-    name: str
-    takes: tuple[Any, ...]
+    layer: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     gives: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.layer.name)
+
+    @property
+    def takes(self) -> tuple[Any, ...]:
+        return _symbols((self.args, self.kwargs))
+
+    def again(self, values: dict[int, Any], training: bool | None) -> None:
+        """Call it with values in place of symbols, and keep what it gives among them."""
+
+        def value(leaf: Any) -> Any:
+            return values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
+
+        args, kwargs = keras.tree.map_structure(value, (self.args, self.kwargs))
+        # The call that made the model noted the default of a Dropout: False. A model replaces it.
+        if "training" in kwargs and training is not None:
+            kwargs["training"] = training
+        results = keras.tree.flatten(self.layer(*args, **kwargs))
+        values.update(zip(map(id, self.gives), results, strict=True))
 
 
 class Network:
@@ -87,8 +109,6 @@ class Network:
         self._calls, again = _calls_of(model)
         self._outputs, self._output = list(again.outputs), again.output
         self.names = [call.name for call in self._calls]
-        self._tensors = {id(t): t for call in self._calls for t in (*call.takes, *call.gives)}
-        self._tensors |= {id(t): t for t in self._inputs}
 
     def taken(self, inputs: tuple[Any, ...]) -> dict[Hashable, Any]:
         flat = self._flat(inputs[0] if len(inputs) == 1 else list(inputs))
@@ -121,8 +141,14 @@ class Network:
         later = {id(t) for call in self._calls[end:] for t in call.takes}
         later |= {id(t) for t in self._outputs}
         gives = [key for key in made if key in later]
-        function = keras.Function([self._tensors[k] for k in takes], [self._tensors[k] for k in gives])
-        layer = _Layers(function)
+
+        def called(inputs: Any, training: bool | None) -> list[Any]:
+            values = dict(zip(takes, inputs, strict=True))
+            for one in calls:
+                one.again(values, training)
+            return [values[key] for key in gives]
+
+        layer = _Layers(called)
 
         def call(values, training):  # type: ignore[no-untyped-def]
             results = layer(values, training=training)
@@ -143,7 +169,7 @@ def _calls_of(model: Any) -> tuple[list[_Call], Any]:
 
     def noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
         results = layer(*args, **kwargs)
-        calls.append(_Call(layer.name, _symbols((args, kwargs)), _symbols(results)))
+        calls.append(_Call(layer, args, kwargs, tuple(keras.tree.flatten(results))))
         return results
 
     again = keras.models.clone_model(
@@ -164,14 +190,14 @@ def _as(symbol: Any, value: Any) -> Any:
 
 
 class _Layers(keras.layers.Layer):
-    """A part of a functional model. Being a layer, it tells the layers inside whether they train."""
+    """Calls of layers. Being a layer, it tells those inside whether they train."""
 
-    def __init__(self, function: keras.Function) -> None:
+    def __init__(self, calls: Callable[[Any, bool | None], list[Any]]) -> None:
         super().__init__(autocast=False, name="stage")
-        self._function = function
+        self._calls = calls
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._function(inputs)
+    def call(self, inputs: Any, training: bool | None = None) -> list[Any]:
+        return self._calls(inputs, training)
 
 
 def layers_of(stages: Any) -> Chain | Network:

@@ -11,8 +11,8 @@ from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.devices import estimated_limit, room
 from colonnade.hardware.placement import short
-from colonnade.reason.layer_split import misfits, place, rooms_of
-from colonnade.reason.schedule import SCHEDULES, Schedule
+from colonnade.reason.schedules.layer_split import misfits, place, rooms_of
+from colonnade.reason.schedules.schedule import SCHEDULES, Schedule
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.parallel.join import join_leaf

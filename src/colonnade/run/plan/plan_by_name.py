@@ -8,7 +8,7 @@ from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware import devices as hardware
-from colonnade.reason.planner import choose
+from colonnade.reason.planning.planner import choose
 from colonnade.run.parallel.load import load
 from colonnade.run.plan.devices_here import devices_here
 from colonnade.run.plan.workload import workload

@@ -10,7 +10,7 @@ from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, is_whole
 from colonnade.hardware.cards import detect
 from colonnade.hardware.cores import cores
-from colonnade.reason.planner import choose
+from colonnade.reason.planning.planner import choose
 
 
 def plan(

@@ -14,7 +14,7 @@ from colonnade.hardware import copies as sending
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
 from colonnade.hardware.watchdog import ask
-from colonnade.reason.reduction import reduction
+from colonnade.reason.transfers.reduction import reduction
 from colonnade.run.move.reduce import Order, order_for, reduce, spread, star
 from colonnade.run.selftest.verdict import Verdict
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from colonnade.errors import Problem, check
 from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
-from colonnade.run.engine.gradients import components, divided, slice_specs
+from colonnade.run.batch.zeros import with_zeros
+from colonnade.run.engine.gradients import components, divided, slice_specs, slices
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.engine.traces import Traces
@@ -19,6 +20,7 @@ from colonnade.run.memory.estimate import Memory, limited
 from colonnade.run.move.reduce import Order, star
 from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
+from colonnade.run.step.uncompilable import uncompilable
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import (
     OTHER_BATCH,
@@ -110,7 +112,7 @@ class Lockstep(GraphEngine):
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, with the sizes of slices that hold from now on."""
         self.shares.reconsider()
-        return batch.key(), self.cut(batch)
+        return batch.key(), self.cut(batch), self.settings.compilation.on
 
     def house(self) -> Homes:
         return self.workers.house()
@@ -126,6 +128,8 @@ class Lockstep(GraphEngine):
             counts = self.cut(batch)
             self.traces.check_memory(batch, max(counts), len(counts), lambda: self.memory(batch))
         self.traces.build()
+        if self.settings.compilation.on or self.settings.compilation.undecided:
+            self._check_compiling(batch)
         if self._housed is None:
             self._housed = self.house()
         self.bind()
@@ -155,6 +159,18 @@ class Lockstep(GraphEngine):
         """Refuse what cannot be trained this way."""
         check("the loss function", self.refused(self._traced(batch)))
         self._how(batch)
+
+    def _check_compiling(self, batch: Arguments) -> None:
+        """Refuse what XLA cannot compile, where that was asked for; else go on without it."""
+        parts = slices(with_zeros(batch), self.workers.slices(self.cut(batch)))
+        amiss = uncompilable(self._traced(batch), parts, timed=self.shares.timed)
+        if self.settings.compilation.on:
+            check("Trainer()", amiss)
+        elif amiss:
+            self.settings.compilation.decline(amiss[0].rule)
+
+    def took(self, rows: int, steps: int, seconds: float) -> None:
+        self.settings.compilation.note(rows, steps, seconds)
 
     def _traced(self, batch: Arguments) -> list[Objective]:
         """A trace for each slice."""

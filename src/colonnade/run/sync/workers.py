@@ -120,7 +120,7 @@ class Replicas:
         for objective in self._traces.objectives:
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
-                housed.make_stand_ins(i, objective.captures)
+                housed.make_stand_ins(i, objective.captures, compiled=self._settings.compilation.on)
 
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
@@ -142,7 +142,8 @@ class Replicas:
             for i, traced in enumerate(traces)
         ]
         given = [part.components() for part in parts]
-        results = call_with_sums(traces, self._devices[: len(own)], given, bindings, order, across)
+        working, compiled = self._devices[: len(own)], self._settings.compilation.on
+        results = call_with_sums(traces, working, given, bindings, order, across, compiled=compiled)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 

@@ -59,12 +59,14 @@ class _Frozen:
 
     def of(self, kinds: set[type]) -> list[Any]:
         """The frozen objects of some kinds; they are looked at anew only when there are more of them."""
-        if gc.get_freeze_count() > self._count:
+        count = gc.get_freeze_count()  # which walks through all of them
+        if count > self._count:
             gc.unfreeze()
             gc.collect()  # or what is garbage by now would be frozen with the rest
             self._references = [ref(one) for one in _of(kinds, gc.get_objects())]
             gc.freeze()  # as it was, with what has been made since
-        self._count = gc.get_freeze_count()
+            count = gc.get_freeze_count()
+        self._count = count
         return [one for reference in self._references if (one := reference()) is not None]
 
 

@@ -35,6 +35,8 @@ def call_with_sums(
     variables: Sequence[Mapping[Any, Any]],
     order: Order,
     across: Callable[[list[Any]], list[Any]] | None = None,
+    *,
+    compiled: bool = False,
 ) -> list[list[Any]]:
     """Call a trace on each device, with sums over the replicas where the traces have marks.
 
@@ -45,13 +47,14 @@ def call_with_sums(
         variables: the handles of each replica, as for `Traced.on`.
         order: along which to sum.
         across: makes of the sums of these replicas those of all machines, where there are several.
+        compiled: whether XLA compiles the traces, which have no marks then.
 
     Returns:
         For each replica the leaves of its result.
     """
     calls = list(zip(traces, devices, components, variables, strict=True))
     if (len(traces) == 1 and across is None) or not traces[0].marks:
-        return [t.on(device, c, v, replica=i) for i, (t, device, c, v) in enumerate(calls)]
+        return [t.on(device, c, v, replica=i, compiled=compiled) for i, (t, device, c, v) in enumerate(calls)]
     replicas = [_Replica(i, t, device, c, v) for i, (t, device, c, v) in enumerate(calls)]
     for level in range(max(_cut(traced).depth for traced in traces)):
         for replica in replicas:

@@ -205,6 +205,7 @@ class Traced:
         variables: Mapping[Any, Any] | None = None,
         *,
         replica: int = 0,
+        compiled: bool = False,
     ) -> list[Any]:
         """Call the function on `device`; returns the leaves of its result.
 
@@ -215,18 +216,36 @@ class Traced:
                 cannot be differentiated from outside. Without it the variables are shared, and the
                 gradient runs on `device` too.
             replica: the number of the replica, for the names of its ops.
+            compiled: whether XLA compiles it; all its `variables` must be on `device` then.
         """
         name = scope(replica, device)
         if variables is None:
             flat = self._differentiable(device, components, name)
         else:
+            given = self.bound(components, variables)
             with tf.device(device), tf.name_scope(name):
-                flat = tf.raw_ops.StatefulPartitionedCall(
-                    args=self.bound(components, variables),
-                    Tout=[output.dtype for output in self.outputs],
-                    f=self.concrete,
-                )
+                flat = self.compiled(*given) if compiled else self._called(given)
         return self.leaves(flat)
+
+    def _called(self, inputs: Sequence[Any]) -> list[Any]:
+        types = [output.dtype for output in self.outputs]
+        return list(tf.raw_ops.StatefulPartitionedCall(args=list(inputs), Tout=types, f=self.concrete))
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The function, compiled by XLA: to be called, and not to be an op's `f`, which XLA does not see."""
+        call = unconverted(lambda *inputs: self._called(inputs))
+        return tf.function(call, autograph=False, jit_compile=True)
+
+    def compile_error(self, components: Sequence[Any]) -> str | None:
+        """What XLA says of the function, called with tensors like these; None if it compiles it."""
+        handles = [capture.tensor for capture in self.captures]
+        whole = tf.function(unconverted(lambda *given: self.compiled(*given, *handles)), jit_compile=True)
+        try:
+            whole.experimental_get_compiler_ir(*components)(stage="hlo")
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            return str(error)
+        return None
 
     def bound(self, components: Sequence[Any], variables: Mapping[Any, Any]) -> list[Any]:
         """All inputs of the concrete function, with other handles for its variables."""

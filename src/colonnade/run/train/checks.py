@@ -69,6 +69,12 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
         yield Problem("sync", type(sync).__name__, rule, fix)
 
 
+def of_compiling(wanted: Any) -> Iterator[Problem]:
+    if joined() is not None and wanted == "auto":
+        rule = "is measured, and machines would come to different ends"
+        yield Problem("compile", wanted, rule, "Choose compile=True or False, or train on one machine")
+
+
 def of_own_data(peers: Peers, checkpoint: Any) -> Iterator[Problem]:
     """What does not go with data that each machine brings for itself."""
     if peers.sharded and isinstance(checkpoint, Checkpoint) and checkpoint.data == "exact":

@@ -21,6 +21,7 @@ from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
+from colonnade.run.engine.compilation import Compilation, compile_problems
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
@@ -64,6 +65,8 @@ class Trainer:
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
         reduce: the order in which gradients are added: `auto` follows the topology.
+        compile: whether XLA compiles what a replica computes; `auto` tries both ways on the first steps
+            and keeps the faster one. `history.compiled` says what became of it.
         plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
             what it predicts (`history.predicted`). Stages need `devices=cn.Pipeline(model, plan=plan)`.
 
@@ -90,6 +93,7 @@ class Trainer:
         penalty: Callable[[], Any] | None = None,
         on_nan: str = "stop",
         reduce: str = "auto",
+        compile: bool | str = False,
         plan: Plan | None = None,
     ) -> None:
         self._plan = plan
@@ -110,6 +114,8 @@ class Trainer:
             *checks.of_machines(pipeline, sync),
             *sync_problems(sync, variables, len(self.devices) or 1),
             *checks.of_options(penalty, on_nan, reduce),
+            *checks.of_compiling(compile),
+            *compile_problems(compile, synchronous=isinstance(sync, Synchronous), pipelined=bool(pipeline)),
         ]
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
@@ -124,6 +130,7 @@ class Trainer:
         self._pipeline = pipeline
         self._sync = "Pipeline" if pipeline is not None else repr(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
+        self._compilation = Compilation(compile)
         self._engine: Engine
         self._evaluation: Evaluation
         self._peers = ALONE
@@ -133,7 +140,15 @@ class Trainer:
         else:
             self._peers = peers_of(self.devices, "Trainer()")
             settings = Settings(
-                loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by, peers=self._peers
+                loss,
+                optimizer,
+                self.devices,
+                mode,
+                penalty,
+                on_nan,
+                dealt.by,
+                compilation=self._compilation,
+                peers=self._peers,
             )
             self._engine = sync.engine(settings)
             if isinstance(self._engine, Lockstep) and self._engine.peers.sharded:
@@ -289,6 +304,7 @@ class Trainer:
             closing(saver.stream(self._loop, batches, steps)) as stream,
             Profiling(profile, self._timeline) as profiling,
         ):
+            self._compilation.say = shown.say
             self._to_prove(Prover(prove, "fit()", shown.say))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(
@@ -310,6 +326,7 @@ class Trainer:
                 self._engine.join_now()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
+        history.compiled = self._compilation.verdict
         if self._plan is not None:
             again = None if is_generator(data) else batches.dataset
             forecast.compare(
@@ -387,7 +404,7 @@ class Trainer:
             return NoSaver()
         assert isinstance(self._engine, Resumable)
         directory = Path(checkpoint.directory).expanduser().resolve()
-        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs, self._peers)
+        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs, peers=self._peers)
 
     def _ends(self, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
         """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""

@@ -118,11 +118,11 @@ class Homes:
         variables = [capture.variable for capture in captures if capture.variable is not None]
         return {v.ref(): self._copies[replica].get(v.ref(), v).handle for v in variables}
 
-    def make_stand_ins(self, replica: int, captures: Iterable[Capture]) -> None:
-        """In eager code, before `stand_ins`."""
+    def make_stand_ins(self, replica: int, captures: Iterable[Capture], *, compiled: bool = False) -> None:
+        """In eager code, before `stand_ins`; for all that is read, where XLA compiles the function."""
         own, device = self._stand_ins[replica], self.devices[replica]
         for capture in captures:
-            if capture.variable is not None and capture.looped and not capture.written:
+            if capture.variable is not None and (capture.looped or compiled) and not capture.written:
                 (source,) = self.own(replica, [capture.variable])
                 if not source.device.endswith(device) and source.ref() not in own:
                     own[source.ref()] = copy_of(source, device)
@@ -130,8 +130,8 @@ class Homes:
     def stand_ins(self, replica: int, captures: Iterable[Capture]) -> Bindings:
         """Handles on the replica's device for what its loops read, given the values of this moment.
 
-        A loop that reads from another device waits for it at every turn. On the CPU a stand-in takes
-        the buffer and not a copy of it, until the update writes a new one.
+        A loop that reads from another device waits for it at every turn, and XLA reads from one device only.
+        On the CPU a stand-in takes the buffer and not a copy of it, until the update writes a new one.
         """
         bindings: Bindings = {}
         for capture in captures:

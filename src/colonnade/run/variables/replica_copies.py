@@ -5,7 +5,7 @@ the batch only through sums over the replicas end as the same values too. What i
 averages become the mean over the replicas, by the sizes of their slices, or what `aggregation=` says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from colonnade.run.trace.sync_cut import reached
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
 from colonnade.run.variables.homes import Bindings, copy_of
+from colonnade.run.variables.saved_state import named
 
 
 class ReplicaCopies:
@@ -24,7 +25,7 @@ class ReplicaCopies:
         self._devices = tuple(devices)
         self._copies: list[dict[Any, tf.Variable]] = [{} for _ in devices]  # by ref
         self._aliases: list[dict[Any, Any]] = [{} for _ in devices]  # handles of what is only read
-        self._random: set[Any] = set()  # refs: each replica has a stream of its own
+        self._random: dict[Any, None] = {}  # refs, in order: each replica has a stream of its own
         self.local: dict[Any, tf.Variable] = {}  # what replicas end with values of their own in
 
     def bindings(self, replica: int, traced: Traced) -> Bindings:
@@ -44,7 +45,7 @@ class ReplicaCopies:
         if ref not in self._copies[replica]:
             copy = self._copies[replica][ref] = copy_of(variable, self._devices[replica])
             if is_random_state(capture):
-                self._random.add(ref)
+                self._random[ref] = None
                 with tf.init_scope():
                     copy.assign(another_stream(variable, replica))
         return self._copies[replica][ref]
@@ -64,6 +65,21 @@ class ReplicaCopies:
     def every(self) -> list[tf.Variable]:
         """All copies."""
         return [copy for copies in self._copies for copy in copies.values()]
+
+    def streams(self) -> dict[str, tuple[tf.Variable, ...]]:
+        """By name, of each random generator the state of every replica; all must have been made."""
+        originals = named(ref.deref() for ref in self._random)
+        return {
+            name: (variable, *(copies[variable.ref()] for copies in self._copies[1:]))
+            for name, variable in originals.items()
+        }
+
+    def go_on(self, saved: Mapping[str, Sequence[Any]]) -> None:
+        """Random streams take the states that were saved; a replica that had none gets one of its own."""
+        for name, (first, *copies) in self.streams().items():
+            for i, copy in enumerate(copies, 1):
+                values = saved.get(name, ())
+                copy.assign(values[i] if i < len(values) else another_stream(first, i))
 
     def begin(self) -> None:
         """All replicas set out from the variables; random streams go on."""

@@ -1,0 +1,39 @@
+"""Ports for the servers of a cluster: free ones, all from one range, so that one rule can fence them."""
+
+import random
+import socket
+from contextlib import ExitStack
+
+from colonnade.describe.slurm_step import PORTS
+
+
+def free(count: int = 1) -> list[int]:
+    """So many ports of this machine that nobody listens on.
+
+    At random, because between this moment and the start of a server another launcher may look as well.
+    """
+    found: list[int] = []
+    with ExitStack() as held:  # until all are found, so that none is found twice
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                return found
+            try:
+                held.enter_context(_bound(port))
+            except OSError:
+                continue
+            found.append(port)
+    raise OSError(f"of the ports {PORTS.start} to {PORTS.stop - 1}, only {len(found)} are free")
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket on all interfaces, as that of TensorFlow's server will be."""
+    six = socket.has_dualstack_ipv6()
+    listener = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if six:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("", port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,68 @@
+"""Deals layers out to many stages so that the slowest is as fast as can be.
+
+A stage takes as many layers as a limit of time and its memory allow, then the next one goes on; the
+smallest limit under which all layers find a place is looked for among the sums that stages can have. It is
+exact, as the search in `reason.schedules.layer_split` is, which tries all cuts.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+def balanced(
+    seconds: Sequence[float],
+    kept: Sequence[float],
+    activations: Sequence[float],
+    alive: Sequence[float],
+    limit: float | None,
+) -> tuple[int, ...] | None:
+    """The stage of every layer, or None where no cut fits the memory.
+
+    Args:
+        seconds: of each layer for a micro-batch, there and back.
+        kept: bytes of each layer that stay: parameters, gradients, slots.
+        activations: bytes of each layer that a micro-batch leaves.
+        alive: for each stage, how many micro-batches it keeps at most.
+        limit: bytes of a device; None without one.
+
+    >>> balanced([1.0, 1.0, 4.0, 2.0], [0] * 4, [0] * 4, [1, 1, 1], None)
+    (0, 0, 1, 2)
+    """
+    time, held, active = ([0.0, *accumulate(each)] for each in (seconds, kept, activations))
+    sums = sorted({time[j] - time[i] for i in range(len(time)) for j in range(i + 1, len(time))})
+    low, high = 0, len(sums) - 1
+    best: tuple[int, ...] | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        stages = _filled(time, held, active, alive, limit, sums[middle] * (1 + 1e-12))
+        if stages is None:
+            low = middle + 1
+        else:
+            best, high = stages, middle - 1
+    return best
+
+
+def _filled(
+    time: Sequence[float],
+    held: Sequence[float],
+    active: Sequence[float],
+    alive: Sequence[float],
+    limit: float | None,
+    most: float,
+) -> tuple[int, ...] | None:
+    """Every stage as full as it can be, if no stage takes longer than `most`."""
+    count, at = len(time) - 1, 0
+    stages: list[int] = []
+    for k, number in enumerate(alive):
+        last = count - (len(alive) - 1 - k)  # each of the stages behind it needs a layer
+        end = at
+        while end < last and time[end + 1] - time[at] <= most:
+            needs = held[end + 1] - held[at] + number * (active[end + 1] - active[at])
+            if limit is not None and needs > limit:
+                break
+            end += 1
+        if end == at:
+            return None
+        stages += [k] * (end - at)
+        at = end
+    return tuple(stages) if at == count else None

@@ -1,0 +1,90 @@
+"""How many bytes a plan needs on a device: parameters, gradients, slots and activations."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from colonnade.describe.layer_cost import LayerCost
+from colonnade.describe.plan import Plan, even_stages, spans
+from colonnade.describe.workload import Workload
+from colonnade.reason.schedules.schedule import SCHEDULES, alive, interleaved
+
+
+@dataclass(frozen=True)
+class Need:
+    """Of one device, in bytes."""
+
+    parameters: int
+    gradients: int
+    slots: int
+    activations: int  # kept until they come back
+    working: int = 0  # more, while one layer is at work again
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.slots + self.activations + self.working
+
+
+def needs(workload: Workload, plan: Plan) -> list[Need]:
+    """For each stage what its devices need; of equal devices the first, which has most."""
+    kept = alive_of(plan.schedule, plan.stage, plan.micro_batches, plan.chunks)
+    stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
+    parts = [workload.layers[begin:end] for begin, end in spans(stages, plan.stage * plan.chunks)]
+    rows = -(-plan.batch // (plan.data * plan.micro_batches))
+    found = []
+    for stage in range(plan.stage):
+        layers = [layer for c in range(plan.chunks) for layer in parts[c * plan.stage + stage]]
+        held = sum(layer.parameters // (plan.width if layer.exchanged else 1) for layer in layers)
+        share = held / workload.parameters if workload.parameters else 0.0
+        sharded = {
+            name: plan.data if name in plan.sharded else 1 for name in ("parameters", "gradients", "slots")
+        }
+        each = sum(kept_of(layer, plan) for layer in layers)
+        if plan.recompute == "stage":  # what the stage got, from which all of it is computed again
+            each = kept_of(layers[0], plan, "full")
+        activations = round(each * rows * kept[stage] / plan.chunks)
+        again = [kept_of(layer, plan, "none") * rows for layer in layers]
+        working = {"full": max(again, default=0), "stage": sum(again)}.get(plan.recompute, 0)
+        found.append(
+            Need(
+                _part(held, sharded["parameters"]),
+                _part(round(share * workload.gradient_bytes), sharded["gradients"]),
+                _part(round(share * workload.slots), sharded["slots"]),
+                activations,
+                working,
+            )
+        )
+    return found
+
+
+def kept_of(layer: LayerCost, plan: Plan, recompute: str | None = None) -> int:
+    """Bytes that a layer keeps of one example until the backward pass, on each device that has a part."""
+    width = plan.width if layer.exchanged else 1
+    how = plan.recompute if recompute is None else recompute
+    if how == "full":
+        # What it got, from which it is computed again; that is as large as what it gives.
+        return min(layer.output, layer.activations) // (width if plan.sequence else 1)
+    kept = layer.activations - (layer.cheap if how == "selective" else 0)
+    whole = 0 if plan.sequence else layer.unsplit
+    return (kept - whole) // width + whole
+
+
+@lru_cache(maxsize=4096)
+def alive_of(schedule: str, num_stages: int, num_micro_batches: int, chunks: int = 1) -> tuple[int, ...]:
+    """For each device of a pipeline, of how many micro-batches and chunks it keeps activations at most.
+
+    >>> alive_of("1f1b", 3, 8), alive_of("gpipe", 2, 8)
+    ((3, 2, 1), (8, 8))
+    """
+    if chunks == 1:
+        return alive(SCHEDULES[schedule](num_stages, num_micro_batches))
+    now, most = [0] * num_stages, [0] * num_stages
+    for slot in interleaved(num_stages, num_micro_batches, chunks):
+        for task in slot:
+            device = task.stage % num_stages
+            now[device] += -1 if task.backward else 1
+            most[device] = max(most[device], now[device])
+    return tuple(most)
+
+
+def _part(size: int, of: int) -> int:
+    return -(-size // of)

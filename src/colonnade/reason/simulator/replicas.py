@@ -1,0 +1,214 @@
+"""Simulates the reduction over replicas: which message leaves when, what of it the backward pass hides.
+
+Gradients come up from the last layer to the first and are joined into messages. Where the software
+overlaps, a message leaves as soon as its gradients are there; else all leave at the end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from colonnade.describe.layer_cost import LayerCost
+from colonnade.describe.plan import Plan
+from colonnade.describe.topology import Topology
+from colonnade.describe.workload import Workload
+from colonnade.reason.simulator.runtime import Runtime
+from colonnade.reason.simulator.stages import Ran
+from colonnade.reason.transfers import cost
+from colonnade.reason.transfers.along import Hop, reduced
+from colonnade.reason.transfers.reduction import reduction
+
+# More messages than this are joined: they would not change the result by much, and take long to simulate.
+MOST_MESSAGES = 128
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What the reduction adds to a step."""
+
+    exposed: float = 0.0  # seconds that nothing hides
+    waited: float = 0.0  # seconds until the slowest replica is there
+    moved: int = 0
+    busiest: int = 0
+    hops: list[Hop] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Of one stage: bytes, and when each is ready, as a part of the last backward pass."""
+
+    sizes: np.ndarray
+    ready: np.ndarray  # from 0, where the backward pass begins, to 1, where it ends
+    rows: float = 0.0  # bytes of sparse gradients, which are gathered row by row and not added up
+
+
+def messages(
+    workload: Workload, layers: Sequence[LayerCost], rows: float, width: int, bucket: int, wire: float
+) -> Messages:
+    """Gradients in the order in which they come up, joined into messages of about `bucket` bytes.
+
+    A layer that is ready when a part of the backward pass is over is taken to be so by the FLOPs, or the
+    times, of the layers behind it.
+    """
+    weights = [_weight(layer) for layer in layers]
+    total = sum(weights) or 1.0
+    sizes: list[float] = []
+    ready: list[float] = []
+    done, filled, at, gathered = 0.0, 0.0, 0.0, 0.0
+    for layer, weight in zip(reversed(layers), reversed(weights), strict=True):
+        done += weight
+        split = width if layer.exchanged else 1
+        left = workload.dense_gradient(layer) * wire / split
+        gathered += workload.sparse_gradient(layer, round(rows)) * wire / split
+        if bucket and filled and filled + left > bucket:
+            sizes.append(filled)
+            ready.append(at)
+            filled = 0.0
+        at = done / total
+        filled += left
+        if not bucket and filled:
+            sizes.append(filled)
+            ready.append(at)
+            filled = 0.0
+    if filled:
+        sizes.append(filled)
+        ready.append(at)
+    if len(sizes) > MOST_MESSAGES:
+        cuts = np.array_split(np.arange(len(sizes)), MOST_MESSAGES)
+        ready = [ready[cut[-1]] for cut in cuts]
+        sizes = [float(sum(sizes[i] for i in cut)) for cut in cuts]
+    return Messages(np.array(sizes or [0.0]), np.array(ready or [1.0]), gathered)
+
+
+def _weight(layer: LayerCost) -> float:
+    if layer.timings:
+        return layer.timings[-1].backward
+    return layer.flops
+
+
+def reduce_replicas(
+    topology: Topology,
+    workload: Workload,
+    plan: Plan,
+    runtime: Runtime,
+    parts: Sequence[Sequence[LayerCost]],
+    paces: np.ndarray,
+    replicas: Sequence[Sequence[Ran]],
+    finished: float,
+    sharing: int,
+) -> Reduction:
+    """The reduction of every stage over all replicas; the stage that is ready last counts."""
+    local = plan.sync in ("local", "diloco", "elastic")
+    worst = np.zeros(len(paces))
+    waited = np.zeros(len(paces))
+    moved, busiest, hops = 0, 0, []
+    for stage in range(plan.stage):
+        layers = [layer for k, part in enumerate(parts) if k % plan.stage == stage for layer in part]
+        made = messages(
+            workload,
+            layers,
+            plan.batch / plan.data,
+            plan.width,
+            runtime.bucket,
+            _wire(workload, runtime, local),
+        )
+        spans = {id(ran): _last_backward(ran, stage) for ran in {id(r): r for r in replicas}.values()}
+        begins, closes = np.array([spans[id(ran)] for ran in replicas]).T
+        stretch = (paces - 1.0) * closes  # a slow step is late by as much as it is slow
+        last = (closes + stretch).max(axis=1)
+        waited = np.maximum(waited, last - finished)
+        took, bytes_moved, most, hops_here = _one(
+            topology, workload, plan, runtime, made, begins, closes, stage, sharing
+        )
+        took += cost.gather_rows(_group_of(topology, plan, stage, sharing), made.rows) if made.rows else 0.0
+        bytes_moved += round(plan.data * (plan.data - 1) * made.rows)
+        worst = np.maximum(worst, last + took - np.maximum(finished, last))
+        moved += bytes_moved * plan.width
+        busiest = max(busiest, most)
+        hops += hops_here
+    exposed = float(np.maximum(worst, 0.0).mean())
+    if local:
+        exposed = _joined(plan, runtime, exposed, finished)
+    return Reduction(exposed, float(np.maximum(waited, 0.0).mean()), moved, busiest, hops)
+
+
+def _group_of(topology: Topology, plan: Plan, stage: int, sharing: int) -> cost.Group:
+    return cost.group_of(topology, [plan.device(d, stage) for d in range(plan.data)], sharing)
+
+
+def _wire(workload: Workload, runtime: Runtime, local: bool) -> float:
+    """Bytes on the wire for a byte of gradient: a join of local training sends parameters in their place."""
+    if not local or not workload.gradient_bytes:
+        return runtime.wire
+    return runtime.wire * workload.parameters / workload.gradient_bytes
+
+
+def _last_backward(ran: Sequence[Ran], stage: int) -> tuple[float, float]:
+    """When the last backward pass of a stage begins and ends."""
+    start, end = 0.0, 0.0
+    for device, begin, close, task in ran:
+        if device == stage and close >= end and task.backward:
+            start, end = begin, close
+    return start, end
+
+
+def _one(
+    topology: Topology,
+    workload: Workload,
+    plan: Plan,
+    runtime: Runtime,
+    made: Messages,
+    begins: np.ndarray,
+    closes: np.ndarray,
+    stage: int,
+    sharing: int,
+) -> tuple[float, int, int, list[Hop]]:
+    """Seconds beyond the backward pass, bytes in all, bytes over the busiest link, and the hops."""
+    members = [plan.device(d, stage) for d in range(plan.data)]
+    local = plan.sync in ("local", "diloco", "elastic")
+    overlapped = runtime.overlap and plan.micro_batches == 1 and not local
+    part = made.ready if overlapped else np.ones_like(made.ready)
+    size = float(made.sizes.sum())
+    shared_memory = topology.links[members[0]][members[1]].kind == "MEM"
+    if plan.reduce == "order" and plan.variables != "partitioned" and not plan.sharded:
+        chosen = _topology_of(topology, members)
+        rounds = [tuple((d, 0) for d in range(1, plan.data))] if shared_memory else list(reduction(chosen))
+        ready = begins[:, None] + part[None, :] * (closes - begins)[:, None]
+        addition = workload.addition * size / max(1, workload.gradient_bytes)
+        ended, hops = reduced(chosen, rounds, ready, made.sizes, back=not shared_memory, addition=addition)
+        named = [Hop(members[h.source], members[h.target], h.start, h.end, h.bytes) for h in hops]
+        total = sum(hop.bytes for hop in hops) if not shared_memory else 0
+        done = ended[0] if shared_memory else ended.max()
+        return float(max(0.0, done - closes.max())), total, 0 if shared_memory else round(size), named
+    group = cost.group_of(topology, members, sharing) if plan.reduce != "host" else None
+    how = (
+        "scatter"
+        if plan.sharded or plan.variables == "partitioned" or plan.reduce == "order"
+        else plan.reduce
+    )
+    now = -np.inf
+    for message, share in zip(made.sizes, part, strict=True):
+        ready_at = float((begins + share * (closes - begins)).max())
+        if group is None:
+            now = max(now, ready_at) + cost.through_host(topology, members, float(message))
+        else:
+            now = max(now, ready_at) + cost.all_reduce(
+                group, float(message), "best" if how == "ring" else how
+            )
+    each = round(2 * (plan.data - 1) / plan.data * size)
+    return max(0.0, now - float(closes.max())), each * plan.data, each, []
+
+
+def _topology_of(topology: Topology, members: Sequence[int]) -> Topology:
+    whole = list(members) == list(range(len(topology)))
+    return topology if whole else topology.select(members)
+
+
+def _joined(plan: Plan, runtime: Runtime, seconds: float, compute: float) -> float:
+    """Seconds that the joins of one period of local training add to it.
+
+    In fragments, each is joined by itself, one after the other through the period; a join may be under way
+    beside training for `delay` steps.
+    """
+    return runtime.fragments * max(0.0, seconds / runtime.fragments - runtime.delay * compute)

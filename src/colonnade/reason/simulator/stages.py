@@ -1,0 +1,79 @@
+"""Simulates the stages of one replica: the tasks of a schedule on devices, and what they send on links.
+
+The order of tasks is that of the generators in `reason.schedules.schedule`, which the engine executes. A
+device takes its tasks one by one; a task begins when its device is free and what it needs has arrived; a link
+carries one message at a time.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from colonnade.reason.schedules.schedule import Slot, StageTask, needed
+from colonnade.reason.simulator.pool import share
+
+# (device, start, end, task): what ran when; devices are positions among the stages.
+Ran = tuple[int, float, float, StageTask]
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Of one micro-batch: seconds of each stage there and back, and of the way to the next stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    onward: tuple[float, ...]  # from stage k to k + 1; the gradient takes as long the other way
+    num_devices: int  # stage k is on device k modulo this
+
+
+def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None = None) -> list[Ran]:
+    """What ran when, task by task; `paces` are how many times as long each device takes.
+
+    >>> from colonnade.reason.schedules.schedule import gpipe
+    >>> ran = run(gpipe(2, 2), StageCosts((1.0, 1.0), (1.0, 1.0), (0.0,), 2))
+    >>> max(end for _, _, end, _ in ran)
+    6.0
+    """
+    num_stages = len(costs.forward)
+    free = [0.0] * costs.num_devices
+    arrived: dict[tuple[int, int, bool], float] = {}
+    links: dict[tuple[int, bool], float] = {}
+    ran: list[Ran] = []
+    pace = paces or [1.0] * costs.num_devices
+    for slot in slots:
+        for task in slot:
+            stage, micro_batch, backward = task
+            device = stage % costs.num_devices
+            there = arrived.get((stage, micro_batch, backward), 0.0)
+            start = there if there > free[device] else free[device]
+            seconds = (costs.backward if backward else costs.forward)[stage] * pace[device]
+            end = free[device] = start + seconds
+            ran.append((device, start, end, task))
+            goal = stage - 1 if backward else stage + 1
+            if not backward and stage == num_stages - 1:
+                arrived[stage, micro_batch, True] = end
+            elif 0 <= goal < num_stages:
+                way = costs.onward[min(stage, goal)]
+                leaves = max(end, links.get((stage, backward), 0.0))
+                links[stage, backward] = leaves + way
+                arrived[goal, micro_batch, backward] = leaves + way
+    return ran
+
+
+def run_shared(
+    slots: Iterable[Slot], costs: StageCosts, capacity: float, paces: Sequence[float] | None = None
+) -> list[Ran]:
+    """The same where the devices share the cores of one processor, and nothing is copied between them."""
+    num_stages = len(costs.forward)
+    orders: list[list[StageTask]] = [[] for _ in range(costs.num_devices)]
+    for slot in slots:
+        for task in slot:
+            orders[task.stage % costs.num_devices].append(task)
+    pace = paces or [1.0] * costs.num_devices
+    seconds = {
+        task: (costs.backward if task.backward else costs.forward)[task.stage] * pace[k]
+        for k, order in enumerate(orders)
+        for task in order
+    }
+    need: Callable[[StageTask], StageTask | None] = lambda task: needed(task, num_stages)  # noqa: E731
+    times = share(orders, seconds, need, capacity)  # type: ignore[arg-type]
+    return [(task.stage % costs.num_devices, *times[task], task) for order in orders for task in order]

@@ -1,0 +1,171 @@
+"""What moving bytes costs, in seconds: a copy, and the reductions over a group of devices.
+
+With n devices, S bytes on each and a ring of bandwidth B:
+
+    ring          2 (n - 1) / n * S / B       reduce-scatter, then all-gather; 2 (n - 1) steps of latency
+    tree          2 * S / B                   few steps of latency; half the bandwidth at a time
+    scatter       as the ring                 its two halves, with the update in between
+    hierarchical  inside machines, then between one device of each, then inside again
+
+The figures of links are those of the topology: published ones, or measured ones in their place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, log2
+
+from colonnade.describe import speeds
+from colonnade.describe.link import Link
+from colonnade.describe.topology import Topology
+from colonnade.reason.transfers.rings import ring_bandwidth
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that reduce together, as a ring sees them."""
+
+    size: int
+    machines: int
+    bandwidth: float  # bytes per second of a ring through all of them
+    inside: float  # the same inside a machine
+    step: float  # seconds of latency of a step inside a machine
+    network_step: float  # and of one between machines
+
+
+def copy(link: Link, size: float, sharing: int = 1) -> float:
+    """Seconds of a copy over a link that `sharing` copies use at once.
+
+    >>> from colonnade.describe.link import Link
+    >>> round(copy(Link.of("PIX"), 12e9), 3)
+    1.0
+    """
+    return link.latency + size * sharing / link.bandwidth if size else 0.0
+
+
+def group_of(topology: Topology, members: Sequence[int], sharing: int = 1) -> Group:
+    """What a reduction over these devices sees; `sharing` groups use the network of a machine at once."""
+    return _group(topology, tuple(members), sharing)
+
+
+@lru_cache(maxsize=65536)
+def _group(topology: Topology, members: tuple[int, ...], sharing: int) -> Group:
+    homes: dict[int, list[int]] = {}
+    for device in members:
+        homes.setdefault(topology.machine_of(device), []).append(device)
+    starts = getattr(topology.links, "starts", (0,))
+    seen: dict[tuple[Topology, tuple[int, ...]], float] = {}
+    for machine, devices in homes.items():
+        local = (topology.boxes[machine], tuple(device - starts[machine] for device in devices))
+        if local not in seen:
+            seen[local] = ring_bandwidth(*local)
+    inside = min(seen.values())
+    step = _step(topology, next((devices for devices in homes.values() if len(devices) > 1), []))
+    if len(homes) == 1:
+        return Group(len(members), 1, inside, inside, step, 0.0)
+    assert topology.network is not None
+    net = topology.network.bandwidth / sharing
+    # What the network adds to its usual latency, as when it is a slow one, it adds to every step.
+    more = max(0.0, topology.network.latency - speeds.latency("NET", True))
+    return Group(
+        len(members),
+        len(homes),
+        min(inside, net),
+        inside,
+        step,
+        speeds.figure("collective net", "latency") + more,
+    )
+
+
+def _step(topology: Topology, devices: Sequence[int]) -> float:
+    if len(devices) < 2:
+        return 0.0
+    level = speeds.level(topology.links[devices[0]][devices[1]].kind)
+    if level in ("X", "MEM"):
+        return 0.0
+    return speeds.figure("collective nvlink" if level == "NV" else "collective pcie", "latency")
+
+
+def all_reduce(group: Group, size: float, how: str = "ring") -> float:
+    """Seconds until every device of a group has the sum of what all have, `size` bytes on each.
+
+    >>> from colonnade.describe.topology import Topology
+    >>> group = group_of(Topology.uniform(4, "NV4"), range(4))
+    >>> all_reduce(group, 1e9) > reduce_scatter(group, 1e9) > 0
+    True
+    """
+    if group.size < 2 or not size:
+        return 0.0
+    if how == "best":
+        return min(all_reduce(group, size, one) for one in ("ring", "tree"))
+    if how == "scatter":
+        return reduce_scatter(group, size) + all_gather(group, size)
+    if how == "tree":
+        hops = ceil(log2(group.machines)) if group.machines > 1 else 0
+        local = ceil(group.size / group.machines) - 1
+        latency = _base(group) + 2 * (local * group.step + hops * group.network_step)
+        return latency + 2 * size / (group.bandwidth * speeds.figure("tree", "factor"))
+    if how == "hierarchical" and group.machines > 1:
+        return _hierarchical(group, size)
+    steps = 2 * (group.size - 1)
+    between = 2 * group.machines if group.machines > 1 else 0
+    latency = _base(group) + max(0, steps - between) * group.step + between * group.network_step
+    return latency + _part(group.size, 2) * size / group.bandwidth
+
+
+def reduce_scatter(group: Group, size: float) -> float:
+    """Seconds until every device has its part of the sum."""
+    if group.size < 2 or not size:
+        return 0.0
+    between = group.machines if group.machines > 1 else 0
+    latency = _base(group) + max(0, group.size - 1 - between) * group.step + between * group.network_step
+    return latency + _part(group.size, 1) * size / group.bandwidth
+
+
+def all_gather(group: Group, size: float) -> float:
+    """Seconds until every device has all of `size` bytes, of which each had a part: a scatter backwards."""
+    return reduce_scatter(group, size)
+
+
+def gather_rows(group: Group, size: float) -> float:
+    """Seconds until every device has the rows of all others, `size` bytes of each: sparse gradients.
+
+    >>> from colonnade.describe.topology import Topology
+    >>> group = group_of(Topology.uniform(2, "NV4"), range(2))
+    >>> gather_rows(group, 1e6) == all_gather(group, 2e6)
+    True
+    """
+    return all_gather(group, group.size * size)
+
+
+def through_host(topology: Topology, members: Sequence[int], size: float) -> float:
+    """Seconds until all have the sum that the processor made: up over PCIe and back, every device by its
+    own port.
+
+    >>> from colonnade.describe.topology import Topology
+    >>> round(through_host(Topology.uniform(2, "NV4"), [0, 1], 12e9), 3)
+    2.0
+    """
+    names = {topology.devices[device].name for device in members}
+    slowest = min(speeds.bandwidth("PHB", True, name) for name in names)
+    return 2 * (speeds.latency("PHB", False) + size / slowest)
+
+
+def _hierarchical(group: Group, size: float) -> float:
+    local = ceil(group.size / group.machines)
+    inner = Group(local, 1, group.inside, group.inside, group.step, 0.0)
+    # Each device of a machine reduces its part with its like in the others, and all share the network.
+    outer = Group(
+        group.machines, group.machines, group.bandwidth / local, group.inside, 0.0, group.network_step
+    )
+    scattered = reduce_scatter(inner, size) + all_gather(inner, size)
+    return scattered + all_reduce(outer, size / local)
+
+
+def _part(count: int, times: int) -> float:
+    return times * (count - 1) / count
+
+
+def _base(group: Group) -> float:
+    slow = group.step or group.network_step
+    return speeds.figure("collective", "latency") if slow else 0.0

@@ -1,0 +1,1 @@
+"""The page of `colonnade report`: one run, several, or a study."""

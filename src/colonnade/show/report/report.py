@@ -1,0 +1,294 @@
+"""`colonnade report` and `history.report`: one page on one run or on several, from what `logdir=` holds."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colonnade import __version__
+from colonnade.describe.breakdown import PROGRAM
+from colonnade.describe.colours import line_colour
+from colonnade.describe.html import network, size
+from colonnade.describe.run_folder import Run, number, read_run
+from colonnade.describe.timeline import in_order
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
+from colonnade.show.report import charts, run_summary
+from colonnade.show.report.study import is_study, study_page
+
+# By this a page knows that it may be made again.
+GENERATOR = "Colonnade report"
+SECONDS = 5  # between two pages of a run that goes on
+WHERE = "colonnade report"
+
+
+def report(paths: Sequence[str | Path], output: str | Path | None = None, *, force: bool = False) -> Path:
+    """Make a page of what `fit(..., logdir=)` wrote into some folders, or of the study of a sweep.
+
+    The page is one file, which needs no other and no network. A page that was made before is made
+    again; another file is kept, unless `force` is set.
+
+    Args:
+        paths: the folders; several runs are compared, a study stands alone.
+        output: the page; by default `report.html` in the folder, or here for several runs.
+        force: whether to write over a file that is no page of Colonnade's.
+
+    Returns:
+        Where the page is.
+    """
+    check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
+    of_study = any(is_study(Path(path)) for path in paths)
+    runs = [] if of_study else [read_run(path, WHERE) for path in paths]
+    page = _output(paths, output)
+    check(WHERE, _unwritable(page, force))
+    text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
+    fresh = page.with_name(f".{page.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(page)
+    except OSError as error:
+        raise InvalidArgument(WHERE, [_closed(page, error.strerror)]) from None
+    return page
+
+
+def watch(
+    paths: Sequence[str | Path], output: str | Path | None = None, *, force: bool = False
+) -> Iterator[Path]:
+    """Make the page again and again, with a pause of some seconds in between."""
+    while True:
+        yield report(paths, output, force=force)
+        force = False  # from now on it is a page of ours
+        time.sleep(SECONDS)
+
+
+def _unnamed(paths: Sequence[str | Path]) -> Iterator[Problem]:
+    if not paths:
+        yield Problem("DIR", "", "names no folder", "Name that of fit(..., logdir=)")
+
+
+def _beside_others(paths: Sequence[str | Path]) -> Iterator[Problem]:
+    if len(paths) > 1:
+        rule = "is the study of a sweep, which has a page of its own"
+        yield from (Problem("DIR", str(p), rule, "Name it alone") for p in paths if is_study(Path(p)))
+
+
+def _output(paths: Sequence[str | Path], output: str | Path | None) -> Path:
+    if output is not None:
+        return Path(output)
+    return Path(paths[0]) / "report.html" if len(paths) == 1 else Path("report.html")
+
+
+def _unwritable(page: Path, force: bool) -> Iterator[Problem]:
+    try:
+        if page.is_dir():
+            yield Problem("output", str(page), "is a directory", "Name a file in it, such as report.html")
+        elif page.exists() and not force and not _ours(page):
+            rule = "is there, and is no page of Colonnade's"
+            yield Problem("output", str(page), rule, "Name another file, or write over it with --force")
+        elif not page.parent.is_dir():
+            yield Problem("output", str(page), "is in no directory", "Make the directory first")
+    except OSError as error:
+        yield _closed(page, error.strerror)
+
+
+def _closed(page: Path, why: str | None) -> Problem:
+    return Problem("output", str(page), f"cannot be written ({why})", "Name a file in a folder of yours")
+
+
+def _ours(page: Path) -> bool:
+    with page.open("rb") as file:
+        return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(2000)
+
+
+def rendered(runs: Sequence[Run], now: float) -> str:
+    """The page."""
+    try:
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+
+        from colonnade.show.page import render
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in ("markupsafe", "plotly", "jinja2"):
+            raise
+        raise ColonnadeError("a report needs Plotly and Jinja2: pip install 'colonnade[report]'") from None
+    drawn: list[charts.Chart] = []
+    told = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
+    metrics = ["loss", *dict.fromkeys(name for run in runs for name in run.metrics)]
+    logged = [run for run in runs if run.lines]
+    learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
+    speed = _add(drawn, charts.speed(logged)) if logged else None
+    states = [one["state"][0] for one in told]
+    compared = run_summary.comparison(runs, now)
+    return render(
+        "report.html",
+        generator=GENERATOR,
+        version=__version__,
+        made=run_summary.moment(now),
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        lead=told[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
+        refresh=SECONDS if "running" in states else 0,
+        runs=told,
+        names=[run.name for run in runs],
+        compared=[list(compared[0]), *(list(row.values()) for row in compared)],
+        differences=[[name, *values] for name, values in run_summary.differences(runs)],
+        flaws=[words if len(runs) == 1 else f"{run.name}: {words}" for run in runs for words in _flaws(run)],
+        sections=_sections(told),
+        learning=learning,
+        banded=any("loss_max" in line for run in runs for line in run.lines),
+        speed=speed,
+        charts=drawn,
+        sources=[str(run.path) for run in runs],
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+def _flaws(run: Run) -> list[str]:
+    bad = run_summary.not_finite(run)
+    return [*run.flaws, *([bad] if bad else [])]
+
+
+def _sections(told: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    if len(told) > 1:
+        first = [("Compared", "compared"), ("Learning", "learning"), ("Speed", "speed")]
+        return [*first, *((one["name"], one["key"]) for one in told)]
+    key = told[0]["key"]
+    return [
+        ("Learning", "learning"),
+        ("Speed", "speed"),
+        ("Where the time went", f"{key}-time"),
+        ("Devices", f"{key}-devices"),
+        ("Course", f"{key}-course"),
+        ("What ran where", f"{key}-settings"),
+    ]
+
+
+def _add(drawn: list[charts.Chart], chart: charts.Chart | None) -> int | None:
+    """The number of a chart on the page."""
+    if chart is None:
+        return None
+    drawn.append(chart)
+    return len(drawn) - 1
+
+
+def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, Any]:
+    """All that the page says of one run."""
+    stalled = run_summary.stall(run)
+    saves = run_summary.saves(run)
+    return {
+        "key": f"run-{i}",
+        "name": run.name,
+        "colour": line_colour(i),
+        "state": run_summary.state(run, now),
+        "lead": run_summary.sentence(run),
+        "tiles": run_summary.tiles(run),
+        **_time(run, drawn),
+        **_devices(run, drawn),
+        "notes": list(_notes(run)),
+        "history": run_summary.history(run),
+        "saves": [
+            (
+                f"{number(save['step']) or 0:,.0f}",
+                f"{(number(save.get('stalled')) or 0) * 1e3:.3g} ms",
+                size(number(save.get("bytes")) or 0),
+            )
+            for save in saves[:12]
+        ],
+        "stalled": f"{len(saves)}, steps waited {run_summary.duration(stalled)} in all"
+        + (", the last 12 are" if len(saves) > 12 else ""),
+        "settings": run_summary.settings(run),
+    }
+
+
+def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
+    """Where the time went."""
+    if run.timeline is None or not run.timeline.events:
+        return {"words": [], "timeline": None, "predicted": None, "undrawn": 0}
+    breakdown = run.timeline.breakdown()
+    advice = {f"{words[0].upper()}{words[1:]}." for words in breakdown.advice()}
+    chart, undrawn = charts.timeline(run.timeline, "measured")
+
+    def part(amount: float) -> str:
+        return f"{amount / breakdown.span:.1%}" if breakdown.span else ""
+
+    waits = {device: _reasons(row) for device, row in breakdown.waited_for.items()}
+    predicted = charts.timeline(run.predicted, "predicted")[0] if run.predicted is not None else None
+    words = [(sentence, sentence in advice) for sentence in breakdown.sentences()]
+    if run.predicted is not None and run.predicted.span and run.timeline.span:
+        ratio = breakdown.span / max(breakdown.num_steps, 1) / _step(run.predicted)
+        words.append((f"A step takes {ratio:.2f} times as long as predicted.", False))
+    return {
+        "words": words,
+        "timeline": _add(drawn, chart),
+        "predicted": _add(drawn, predicted),
+        "undrawn": undrawn,
+        "parts": [
+            ["device", *breakdown.kinds],
+            *(
+                [device, *(part(breakdown.seconds[device].get(kind, 0.0)) for kind in breakdown.kinds)]
+                for device in in_order(breakdown.seconds)
+            ),
+        ],
+        "waits": [
+            ["device", *(what for what in _REASONS if _any(waits, what))],
+            *(
+                [device, *(part(amount) for what, amount in waits[device].items() if _any(waits, what))]
+                for device in in_order(waits)
+            ),
+        ],
+    }
+
+
+# What devices wait for, as the page tells it.
+_REASONS = ("other devices", "reduction", "update", "input", "checkpoint", PROGRAM)
+
+
+def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
+    """With all other devices as one reason."""
+    known = {what: waited.get(what, 0.0) for what in _REASONS[1:]}
+    return {_REASONS[0]: sum(waited.values()) - sum(known.values()), **known}
+
+
+def _any(waits: Mapping[str, Mapping[str, float]], what: str) -> bool:
+    return any(row[what] > 0 for row in waits.values())
+
+
+def _step(timeline: Any) -> float:
+    return float(timeline.span / max(len(timeline.steps), 1))
+
+
+def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
+    """Links, memory, shares and staleness."""
+    links = run_summary.links(run)
+    devices = in_order({device for pair in links for device in pair})
+    positions = {device: i for i, device in enumerate(devices)}
+    words = {
+        (positions[source], positions[target]): (f"{size(amount)} a step", amount)
+        for (source, target), amount in links.items()
+        if source != target
+    }
+    total = sum(links.values())
+    picture: Any = ""
+    if words:
+        from markupsafe import Markup
+
+        picture = Markup(network(devices, words))
+    return {
+        "network": picture,
+        "traffic": f"{size(total)} in all, as counted; hover over a link for its own.",
+        "memory": _add(drawn, charts.memory(run)),
+        "shares": _add(drawn, charts.shares(run)),
+        "staleness": _add(drawn, charts.staleness(run)),
+    }
+
+
+def _notes(run: Run) -> Iterator[str]:
+    held = run_summary.process_memory(run)
+    if held:
+        yield f"The process held {size(held)} of main memory at most, which all CPU devices share."
+    memory = run.facts.get("memory")
+    if run.facts and not (isinstance(memory, dict) and memory.get("estimate")):
+        yield "Memory was not estimated: trainer.memory(batch) before fit does so, and the page shows it."
+    if count := run_summary.skipped(run):
+        yield f"{count:,} updates were left out because a gradient was not finite."
+    if count := run_summary.restarts(run):
+        yield f"It was started again {count} time{'s' * (count > 1)}."

@@ -1,0 +1,17 @@
+import os
+import select
+import signal
+
+from colonnade.fleet.heard import HeardSignals
+
+
+def test_signals_are_kept_in_their_order_and_end_nobody():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)}
+    with HeardSignals() as heard:
+        assert list(heard.taken()) == []
+        for number in (signal.SIGTERM, signal.SIGTSTP, signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert select.select([heard.descriptor], [], [], 5)[0] == [heard.descriptor]
+        assert list(heard.taken()) == [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+        assert list(heard.taken()) == []
+    assert {number: signal.getsignal(number) for number in before} == before

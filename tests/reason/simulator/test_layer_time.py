@@ -1,0 +1,74 @@
+import pytest
+from workloads import V100
+
+from colonnade.describe.layer_cost import LayerCost, Timing
+from colonnade.describe.link import Device
+from colonnade.describe.workload import Workload
+from colonnade.errors import InvalidArgument
+from colonnade.reason.simulator.layer_time import cheap_seconds, rate, seconds, timed
+
+
+def test_one_timing_is_proportional_and_two_make_a_line():
+    one = LayerCost("a", timings=(Timing(10, 1.0, 2.0),))
+    assert timed(one, 5).backward == 1.0
+    two = LayerCost("a", timings=(Timing(20, 3.0, 3.0), Timing(10, 2.0, 2.0)))
+    assert timed(two, 10).forward == 2.0
+    assert timed(two, 0).forward == pytest.approx(1.0)  # what a call costs
+    assert timed(two, 40).forward == 5.0
+
+
+def test_noise_in_timings_makes_no_negative_costs():
+    falling = LayerCost("a", timings=(Timing(10, 2.0, 2.0), Timing(20, 1.0, 1.0)))
+    assert timed(falling, 5).forward == 1.0
+    steep = LayerCost("a", timings=(Timing(10, 1.0, 1.0), Timing(20, 3.0, 3.0)))
+    assert timed(steep, 5).forward == pytest.approx(0.75)
+    assert timed(steep, 0).forward == 0.0
+
+
+def test_flops_and_bytes_without_timings():
+    work = Workload.of([LayerCost("a", flops=1e12, activations=10**9)], batch=1)
+    took = seconds(work, work.layers[0], Device(V100), rows=2)
+    products = 2e12 / (15.7e12 * 0.803)
+    assert took.forward == pytest.approx(products + 4e9 / 900e9)
+    assert took.backward == 2 * took.forward
+
+
+def test_a_width_divides_only_what_can_be_split():
+    split = LayerCost("a", flops=1e12, activations=10**6, exchanged=1, exchanges=1, unsplit=10**6)
+    whole = LayerCost("b", flops=1e12)
+    work = Workload.of([split, whole], batch=1)
+    card = Device(V100)
+    assert seconds(work, split, card, 1, width=4).forward < seconds(work, split, card, 1).forward / 3
+    assert seconds(work, whole, card, 1, width=4) == seconds(work, whole, card, 1)
+    with_sequence = seconds(work, split, card, 1, 4, True)
+    assert with_sequence.forward < seconds(work, split, card, 1, width=4).forward
+
+
+def test_timings_of_another_card_are_scaled_by_what_both_reach():
+    work = Workload.of(
+        [LayerCost("a", timings=(Timing(1, 1.0, 1.0),))], batch=1, device="Tesla V100-SXM2-16GB"
+    )
+    faster = seconds(work, work.layers[0], Device("NVIDIA A100-SXM4-40GB"), 1)
+    assert faster.forward == pytest.approx(15.7 / 19.5)
+    assert seconds(work, work.layers[0], Device("a card nobody knows"), 1).forward == 1.0
+
+
+def test_what_was_measured_comes_before_what_was_published():
+    assert rate(Device(V100, achieved=5e12), "float32") == 5e12
+    assert rate(Device(V100), "float16") > rate(Device(V100), "float32")
+    assert rate(Device("nobody knows"), "float32") is None
+
+
+def test_a_device_of_which_nothing_is_known_is_named():
+    work = Workload.of([("a", 1e9, 0)], batch=1)
+    with pytest.raises(InvalidArgument, match="nobody knows"):
+        seconds(work, work.layers[0], Device("nobody knows"), 1)
+
+
+def test_cheap_activations_cost_their_flops():
+    layer = LayerCost("a", flops=100.0, activations=10, cheap=5, cheap_flops=25.0)
+    work = Workload.of([layer, ("none", 0.0, 1)], batch=1)
+    assert cheap_seconds(work, layer, Device(V100), 1) == pytest.approx(
+        seconds(work, layer, Device(V100), 1).forward / 4
+    )
+    assert cheap_seconds(work, work.layers[1], Device(V100), 1) == 0.0

@@ -1,0 +1,120 @@
+"""Charts as data: what is drawn, and that nothing of a user's becomes a tag."""
+
+import json
+
+import pytest
+from runs import facts, run_folder, timeline
+
+from colonnade.describe.run_folder import read_run
+from colonnade.describe.timeline import Event, Timeline
+from colonnade.show.report import charts
+
+
+@pytest.fixture
+def run(tmp_path):
+    return read_run(run_folder(tmp_path / "a"))
+
+
+def test_the_loss_has_a_band_and_its_replicas(run):
+    low, high, loss, *replicas = charts.metric([run], "loss")["traces"]
+    assert loss["name"] == "loss"
+    assert loss["x"] == list(range(1, 101))
+    assert loss["times"][:2] == pytest.approx([0.01, 0.02], rel=1e-4)
+    assert high["fill"] == "tonexty"
+    assert all(a <= b for a, b in zip(low["y"], high["y"], strict=True))
+    assert [(trace["name"], trace["visible"]) for trace in replicas] == [
+        ("on CPU:0", "legendonly"),
+        ("on CPU:1", "legendonly"),
+    ]
+
+
+def test_runs_are_compared_by_name(tmp_path, run):
+    other = read_run(run_folder(tmp_path / "<b>", steps=50))
+    names = [trace["name"] for trace in charts.metric([run, other], "accuracy")["traces"]]
+    assert names == ["a", "&lt;b&gt;"]
+    assert [trace["name"] for trace in charts.speed([run, other])["traces"]] == ["a", "&lt;b&gt;"]
+
+
+def test_speed_marks_saves_and_skipped_updates(run):
+    _, saves, skipped = charts.speed([run])["traces"]
+    assert (saves["x"], saves["text"]) == ([50], ["saved; steps waited 4 ms"])
+    assert (skipped["name"], skipped["x"]) == ("skipped updates", [51])
+
+
+def test_a_spike_survives(tmp_path):
+    run = read_run(run_folder(tmp_path / "a", steps=20_000, spike=12_345))
+    *_, loss, _, _ = charts.metric([run], "loss")["traces"]
+    assert len(loss["x"]) <= 2000
+    assert loss["x"][loss["y"].index(max(loss["y"]))] == 12_345
+
+
+def test_a_timeline_draws_every_event_or_says_how_many_not(monkeypatch):
+    chart, undrawn = charts.timeline(timeline(), "measured")
+    assert undrawn == 0
+    assert [trace["name"] for trace in chart["traces"]] == [
+        "input",
+        "forward",
+        "backward",
+        "reduction",
+        "update",
+    ]
+    assert sum(len(trace["x"]) for trace in chart["traces"]) == len(timeline().events)
+    assert chart["traces"][3]["text"][0] == "step 0, bucket 0, CPU:1 -&gt; CPU:0, 1.0 MiB"
+    assert chart["layout"]["yaxis"]["categoryarray"] == ["host", "CPU:1", "CPU:0"]
+    monkeypatch.setattr(charts, "MOST_EVENTS", 5)
+    chart, undrawn = charts.timeline(timeline(), "measured")
+    assert sum(len(trace["x"]) for trace in chart["traces"]) == 5
+    assert undrawn == len(timeline().events) - 5
+
+
+def test_stages_and_unknown_kinds():
+    events = [Event("<i>", 0, 1, "<b>", stage=2, micro_batch=3)]
+    chart, _ = charts.timeline(Timeline.of(events), "measured")
+    assert chart["traces"][0]["name"] == "&lt;b&gt;"
+    assert chart["traces"][0]["y"] == ["&lt;i&gt;"]
+    assert chart["traces"][0]["text"] == ["stage 2, micro-batch 3"]
+
+
+def test_memory_against_its_limit(run):
+    chart = charts.memory(run)
+    assert [trace["name"] for trace in chart["traces"]] == [
+        "parameters (estimate)",
+        "slots (estimate)",
+        "gradients (estimate)",
+        "activations (estimate)",
+        "held at most",
+        "limit",
+    ]
+    assert chart["traces"][3]["x"] == [16.0, 16.0]
+    assert chart["traces"][4]["x"] == [16.0, None]
+    assert chart["traces"][5]["x"] == [32.0, None]
+    assert chart["layout"]["xaxis"]["title"]["text"] == "MiB"
+
+
+def test_units_of_memory(tmp_path):
+    for total, unit in ((2**31, "GiB"), (2**12, "KiB")):
+        memory = {"estimate": {"CPU:0": {"parameters": total, "total": total}}, "limits": {}}
+        run = read_run(run_folder(tmp_path / unit, memory=memory))
+        (run.path / "progress.jsonl").write_text("")
+        assert charts.memory(read_run(run.path))["layout"]["xaxis"]["title"]["text"] == unit
+
+
+def test_shares_and_staleness(tmp_path):
+    folder = run_folder(tmp_path / "a", steps=1)
+    more = [{"step": 2, "shares": {"CPU:0": 0.25, "CPU:1": 0.75}, "staleness": {"0": 5, "3": 7, "x": 1}}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in more))
+    run = read_run(folder)
+    assert [trace["y"] for trace in charts.shares(run)["traces"]] == [[0.25], [0.75]]
+    (bars,) = charts.staleness(run)["traces"]
+    assert (bars["x"], bars["y"]) == ([0, 3], [5.0, 7.0])
+
+
+@pytest.mark.parametrize("broken", [None, 7, "x", [1], {"estimate": 3}, {"estimate": {"CPU:0": 4}}])
+def test_files_may_hold_anything(tmp_path, broken):
+    folder = run_folder(tmp_path / "a", **{key: broken for key in facts() if key not in ("format",)})
+    lines = [{"step": 1, "loss": 1.0, "replicas": broken, "shares": broken, "staleness": broken, "m": broken}]
+    (folder / "metrics.jsonl").write_text(json.dumps(lines[0]))
+    (folder / "progress.jsonl").write_text(json.dumps({"event": "end", "memory": broken, "step": broken}))
+    run = read_run(folder)
+    assert len(charts.metric([run], "loss")["traces"]) >= 1
+    json.dumps([charts.memory(run), charts.shares(run), charts.staleness(run), charts.speed([run])])

@@ -1,0 +1,330 @@
+"""The page on runs: what is written where, what is refused, and what a browser makes of it."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from browser import chromium, opened
+from fresh import COMMAND, run
+from runs import START, run_folder
+
+from colonnade.errors import ColonnadeError, InvalidArgument
+from colonnade.show.report import report as module
+from colonnade.show.report.report import report, watch
+
+EVIL = '<script>window.evil = 1</script><img src=x onerror="window.evil = 2">'
+
+
+def test_one_file_beside_the_run(tmp_path):
+    folder = run_folder(tmp_path / "first")
+    page = report([folder])
+    assert page == folder / "report.html"
+    text = page.read_text()
+    assert text.index(f'<meta name="generator" content="{module.GENERATOR}">') < 2000
+    assert "<title>first · Colonnade</title>" in text
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text.partition("<script>")[0])
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert report([folder]) == page  # a page of ours is made again
+
+
+@pytest.mark.long
+def test_a_long_run_is_a_small_page_without_a_loss_of_spikes(tmp_path):
+    folder = run_folder(tmp_path / "long", steps=100_000, spike=66_666)
+    text = report([folder]).read_text()
+    assert len(text) < 10 * 2**20
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.S)[1])
+    traces = [trace for chart in charts for trace in chart["traces"]]
+    assert max(len(trace["x"]) for trace in traces) <= 2000
+    loss = next(trace for trace in traces if trace.get("name") == "loss")
+    assert loss["x"][loss["y"].index(max(loss["y"]))] == 66_666
+
+
+def test_what_is_not_ours_is_kept(tmp_path):
+    folder, letter = run_folder(tmp_path / "a"), tmp_path / "letter.html"
+    letter.write_text("<p>Dear Ada,")
+    with pytest.raises(InvalidArgument, match=r"is no page of Colonnade's\. Name another file, or .*--force"):
+        report([folder], letter)
+    assert letter.read_text() == "<p>Dear Ada,"
+    assert report([folder], letter, force=True) == letter
+    report([folder], letter)
+
+
+@pytest.mark.parametrize(
+    ("output", "rule"), [(".", "is a directory"), ("nowhere/page.html", "is in no directory")]
+)
+def test_outputs_that_cannot_be(tmp_path, output, rule):
+    folder = run_folder(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=rule):
+        report([folder], tmp_path / output)
+
+
+def test_an_output_without_permission(tmp_path, monkeypatch):
+    folder = run_folder(tmp_path / "a")
+
+    def forbidden(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.write_text", forbidden)
+    with pytest.raises(InvalidArgument, match=r"cannot be written \(Permission denied\)"):
+        report([folder])
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(InvalidArgument, match="names no folder"):
+        report([])
+    with pytest.raises(InvalidArgument, match="there is no such directory"):
+        report([tmp_path / "nowhere"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_plotly_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(ColonnadeError, match=r"pip install 'colonnade\[report\]'"):
+        report([run_folder(tmp_path / "a")])
+
+
+def test_a_page_is_made_of_what_is_there(tmp_path):
+    folder = tmp_path / "torn"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": null}\n{"step": 2, "lo')
+    text = report([folder]).read_text()
+    for words in (
+        "run.json is missing",
+        "metrics.jsonl: 1 broken line left out (2)",
+        "progress.jsonl is missing",
+        "The loss was not finite at step 1;",
+        "how it ended is not known",
+    ):
+        assert words in text
+
+
+def test_a_page_of_a_run_that_goes_on_looks_at_itself_again(tmp_path, monkeypatch):
+    folder = run_folder(tmp_path / "a", how=None)
+    naps = []
+    monkeypatch.setattr(module.time, "sleep", naps.append)
+    monkeypatch.setattr(module.time, "time", lambda: START + 5)
+    for page in itertools.islice(watch([folder]), 2):
+        assert 'data-refresh="5"' in page.read_text()
+    assert naps == [module.SECONDS]
+    monkeypatch.setattr(module.time, "time", lambda: START + 50_000)
+    assert "data-refresh" not in report([folder]).read_text().partition("<style>")[0]
+
+
+def test_the_command(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    done = run([COMMAND, "report", str(folder), str(folder), "-o", str(tmp_path / "both.html")])
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "both.html"))
+    assert "<h1>2 runs</h1>" in (tmp_path / "both.html").read_text()
+    done = run([COMMAND, "report", str(tmp_path)])
+    assert done.returncode == 2
+    assert f"It has runs inside: {folder}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_goes_on_until_ctrl_c(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    started = [COMMAND, "report", str(folder), "--watch"]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as command:
+        assert "made again every few seconds until Ctrl-C" in command.stdout.readline()
+        assert (folder / "report.html").exists()
+        command.send_signal(signal.SIGINT)
+        assert command.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):
+    """One for many tests, as opening takes a second or two; a test leaves it as it was, but for its zoom."""
+    with opened(browser, report([run_folder(tmp_path_factory.mktemp("run") / "first")])) as found:
+        yield found
+
+
+def test_every_chart_is_drawn_with_its_points(page):
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".chart")].map(e => ({
+            size: e.querySelector("svg.main-svg").getBoundingClientRect().width
+                * e.querySelector("svg.main-svg").getBoundingClientRect().height,
+            points: e.data.reduce((n, t) => n + (t.x || []).length, 0),
+            marks: e.querySelectorAll(".scatterlayer path, .barlayer path").length,
+        }))"""
+    )
+    # Loss, accuracy, speed, timeline, memory.
+    assert len(found) == 5
+    for chart in found:
+        assert chart["size"] > 50_000
+        assert chart["points"] > 1
+        assert chart["marks"] > 0
+    assert page.locator("svg.colonnade line").count() == 1  # the link, both ways
+    assert page.locator("h1 .pill").inner_text() == "finished"
+    assert "Between steps: 15% of the time" in page.locator(".words").inner_text()
+
+
+def middle(page, chart):
+    box = page.locator(f'.chart[data-chart="{chart}"] .nsewdrag').bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box
+
+
+def number_of(page, words):
+    return page.evaluate(
+        """words => [...document.querySelectorAll(".chart")]
+            .find(e => e.ariaLabel.startsWith(words)).dataset.chart""",
+        words,
+    )
+
+
+def span(page, chart):
+    start, end = page.evaluate(
+        """n => document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range""", chart
+    )
+    return end - start
+
+
+def test_hover_and_zoom(page):
+    loss = number_of(page, "loss")
+    page.locator(f'.chart[data-chart="{loss}"]').scroll_into_view_if_needed()
+    x, y, box = middle(page, loss)
+    page.mouse.move(x, y, steps=4)
+    page.wait_for_selector(f'.chart[data-chart="{loss}"] .hoverlayer .legendtext', timeout=10_000)
+    before = span(page, loss)
+    page.mouse.down()
+    page.mouse.move(x + box["width"] / 4, y, steps=4)
+    page.mouse.up()
+    page.wait_for_function(
+        """([n, was]) => {
+            const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
+            return b - a < was / 2;
+        }""",
+        arg=[loss, before],
+    )
+    timeline = number_of(page, "Timeline")
+    page.locator(f'.chart[data-chart="{timeline}"]').scroll_into_view_if_needed()
+    x, y, box = middle(page, timeline)
+    page.mouse.move(box["x"] + 20, y, steps=4)
+    page.wait_for_selector(f'.chart[data-chart="{timeline}"] .hoverlayer text', timeout=10_000)
+    before = span(page, timeline)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function(
+        """([n, was]) => {
+            const [a, b] = document.querySelector(`.chart[data-chart="${n}"]`)._fullLayout.xaxis.range;
+            return b - a < was;
+        }""",
+        arg=[timeline, before],
+    )
+
+
+def test_buttons(page):
+    loss = number_of(page, "loss")
+    card = page.locator(".card", has=page.locator(f'.chart[data-chart="{loss}"]')).last
+    card.get_by_role("button", name="log").click()
+    axis = f"""document.querySelector('.chart[data-chart="{loss}"]')._fullLayout"""
+    assert page.evaluate(f"{axis}.yaxis.type") == "log"
+    card.get_by_role("button", name="over steps").click()
+    page.wait_for_function(f"{axis}.xaxis.title.text === 'seconds'")
+    assert page.get_by_role("button", name="over time").count() == 2
+    assert page.evaluate(f"{axis}.yaxis.type") == "log"
+
+
+COLOURS = """() => [getComputedStyle(document.body).backgroundColor,
+                    document.querySelector(".chart")._fullLayout.font.color]"""
+
+
+def test_light_and_dark(page):
+    """As the system has it, or as the button says."""
+
+    def becomes(colours):
+        said = json.dumps(json.dumps(colours, separators=(",", ":")))
+        page.wait_for_function(f"JSON.stringify(({COLOURS})()) === {said}")
+
+    light, dark = ["rgb(246, 245, 242)", "#1d2230"], ["rgb(18, 21, 26)", "#e6e8ee"]
+    for scheme, colours in (("light", light), ("dark", dark), ("light", light)):
+        page.emulate_media(color_scheme=scheme)
+        becomes(colours)
+    for colours in (dark, light):
+        page.locator("[data-act=theme]").click()
+        becomes(colours)
+
+
+def test_a_narrow_screen_needs_no_scrolling_to_the_side(page):
+    before = page.viewport_size
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".chart, .strip, .card, .chart svg")]
+            .every(e => e.getBoundingClientRect().right <= innerWidth)"""
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.set_viewport_size(before)
+
+
+def test_printed_it_is_light_and_whole(page):
+    page.locator("[data-act=theme]").click()
+    assert page.evaluate(COLOURS)[1] == "#e6e8ee"
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("nav").is_hidden()
+    assert page.evaluate(COLOURS)[1] == "#1d2230"
+    drawn = page.pdf(print_background=True, format="A4")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.evaluate(COLOURS)[1] == "#e6e8ee"
+    page.locator("[data-act=theme]").click()
+    assert drawn.startswith(b"%PDF")
+    assert 2 <= len(re.findall(rb"/Type\s*/Page\b", drawn)) <= 8
+
+
+def test_names_of_the_user_are_text(browser, tmp_path):
+    """Not that of the folder: a slash cannot be in it."""
+    folder = run_folder(
+        tmp_path / EVIL.replace("/", "_"),
+        models=[EVIL],
+        loss=EVIL,
+        devices=[EVIL],
+        links=[{"from": EVIL, "to": "CPU:0", "bytes": 1}],
+        optimizer={"name": EVIL, "settings": {EVIL: EVIL}},
+        memory={"estimate": {EVIL: {"parameters": 1, "total": 1}}},
+    )
+    line = {"step": 1, "loss": 1.0, EVIL: 2.0, "replicas": {EVIL: 1.0}}
+    lines = [{**line, "step": i} for i in range(1, 4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    event = {"device": EVIL, "start": 0.0, "end": 1.0, "kind": EVIL, "link": EVIL}
+    (folder / "timeline.json").write_text(json.dumps({"events": [event]}))
+    (folder / "progress.jsonl").write_text(json.dumps({"event": "begin", "time": 1.0}) + "\n{")
+    with (folder / "progress.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"event": "end", "how": EVIL, "time": 2.0}))
+    with opened(browser, report([folder], tmp_path / "page.html")) as page:
+        page.wait_for_timeout(300)
+        assert page.evaluate("window.evil") is None
+        assert page.locator("img").count() == 0
+        assert EVIL in page.locator("#run-0-settings + .columns").inner_text()
+        assert EVIL in page.locator("h1 .pill").inner_text()
+
+
+def test_runs_side_by_side(browser, tmp_path):
+    folders = [run_folder(tmp_path / name, steps=steps) for name, steps in (("a", 50), ("b", 90), ("c", 20))]
+    with opened(browser, report(folders, tmp_path / "page.html")) as page:
+        assert page.evaluate("document.documentElement.dataset.drawn") == "3"
+        rows = page.locator("#compared + .card tbody tr")
+        assert [rows.nth(i).locator("td").first.inner_text() for i in range(3)] == ["a", "b", "c"]
+        page.locator("details.run summary").nth(1).click()
+        page.wait_for_function("document.documentElement.dataset.drawn === '5'")  # its timeline and memory
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_a_page_of_a_hundred_thousand_steps_opens_in_two_seconds(browser, tmp_path):
+    page_path = report([run_folder(tmp_path / "long", steps=100_000)])
+    times = []
+    for _ in range(3):
+        with opened(browser, page_path) as page:
+            entry = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
+            times.append(page.evaluate(entry))
+    assert min(times) < 2000
