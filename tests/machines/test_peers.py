@@ -17,18 +17,66 @@ TOLERANCE = {"scaled": 1e-5, "keras_fit": 1e-5, "keras_gathered": 1e-5}
 TOLERANCE |= {"diloco_bfloat16": 4 * 0.4 / 2**8, "diloco_int8": 4 * 0.4 / 127}
 
 
+# A case takes a second or two of each of three processes: these are in every run.
+SHORT = (
+    "mirrored",
+    "partitioned",
+    "few_rows",
+    "weighted",
+    "sparse",
+    "nan_skip",
+    "synchronised_norm",
+    "keras_fit",
+    "sharded",
+    "diloco_int8",
+)
+LONG = [name for name in machine_cases.CASES if name not in (*SHORT, "nan_stop")]
+
+
 @pytest.fixture(scope="module")
 def two_by_two():
-    """Two machines with two devices each."""
-    cases = [*machine_cases.CASES, *machine_cases.WRONG]
-    return on_machines(cases, [2, 2], SPOILT=secrets.token_hex(4))
+    """Two machines with two devices each, and what goes wrong on them."""
+    return on_machines([*SHORT, "nan_stop", *machine_cases.WRONG], [2, 2], SPOILT=secrets.token_hex(4))
 
 
-@pytest.mark.parametrize("name", [n for n in machine_cases.CASES if n != "nan_stop"])
+@pytest.fixture(scope="module")
+def of_long_cases():
+    return on_machines(LONG, [2, 2])
+
+
+@pytest.mark.parametrize("name", SHORT)
 def test_two_machines_with_two_devices_are_one_with_four(two_by_two, name):
-    one = machine_cases.CASES[name](4)
+    of_one = machine_cases.CASES[name](4)
     for machine in two_by_two:
-        assert_equal(machine[name], one, TOLERANCE.get(name, 1e-10))
+        assert_equal(machine[name], of_one, TOLERANCE.get(name, 1e-10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_two_machines_are_one_in_all_other_cases(of_long_cases, name):
+    of_one = machine_cases.CASES[name](4)
+    for machine in of_long_cases:
+        assert_equal(machine[name], of_one, TOLERANCE.get(name, 1e-10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["plain", "few_rows", "sparse", "local_norm"])
+def test_four_machines_of_different_sizes_are_one(four, name):
+    of_one = machine_cases.CASES[name](5)
+    for machine in four:
+        assert_equal(machine[name], of_one, TOLERANCE.get(name, 1e-10))
+
+
+@pytest.fixture(scope="module")
+def four():
+    return on_machines(["plain", "few_rows", "sparse", "local_norm"], [1, 2, 1, 1])
+
+
+def test_four_machines_with_one_device_each_are_one_with_four():
+    """The last batches have fewer rows than there are machines."""
+    of_one = machine_cases.few_rows(4)
+    for machine in on_machines(["few_rows"], [1, 1, 1, 1]):
+        assert_equal(machine["few_rows"], of_one, 1e-10)
 
 
 def assert_equal(one, other, tolerance, path=""):
