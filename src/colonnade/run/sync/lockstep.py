@@ -236,7 +236,7 @@ class Lockstep(GraphEngine):
         self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            watched = self.guard.watched(sums.health, sums.replicas, [penalty])
+            watched = self.guard.rows(sums.health, sums.replicas, [penalty])
             skipped = self.guard.guarded(watched, write, undo)
         return Outcome(loss, metrics, sums.replicas, skipped, outputs)
 

@@ -13,7 +13,7 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.graph_loop import GraphStream
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
-from colonnade.run.machines.peers import Peers
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.record.progress import Progress
 from colonnade.run.record.run_log import RunLog
@@ -39,8 +39,8 @@ class Fitting:
     interrupted: Interruption
     log: RunLog
     profiling: Profiling
-    peers: Peers
-    apart: bool  # whether each machine tells of its own rows, so that what they tell is averaged
+    peers: Peers = ALONE
+    apart: bool = False  # whether each machine tells of its own rows, so that what they tell is averaged
     history: History = field(init=False, default_factory=History)
     begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
     stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
