@@ -98,6 +98,9 @@ class Lockstep(GraphEngine):
         shares: how many rows of a batch each worker gets.
     """
 
+    # Whether `gradient` is the plain sum, which a compiled update may make by itself.
+    plain_sum: ClassVar[bool] = True
+
     def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
         super().__init__(settings, traces)
         self.workers, self.shares, self.peers = workers, shares, settings.peers
@@ -211,8 +214,8 @@ class Lockstep(GraphEngine):
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
         sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
         known: Bindings = {}
-        alone = not self.peers.several
-        at_once = self.workers.sums_itself(rows) if alone and sums.weight is None else None
+        plain = self.plain_sum and sums.weight is None and not self.peers.several
+        at_once = self.workers.sums_itself(rows) if plain else None
         totals = [] if at_once is not None else self._totals(shares, how, order)
         present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
         if self.peers.several:
@@ -228,7 +231,7 @@ class Lockstep(GraphEngine):
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows)
         else:
-            gradients = self._gradient(totals, present, weight, how)
+            gradients = self.gradient(totals, present, weight, how)
             gradients, loss, penalty = self.traces.with_penalty(
                 gradients, loss, self.devices[0], partial(self.housed.bindings_after, calls)
             )
@@ -247,7 +250,7 @@ class Lockstep(GraphEngine):
         layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
         return [self.workers.reduced(layer, order) for layer in layers]
 
-    def _gradient(
+    def gradient(
         self, totals: Totals, present: Sequence[int], weight: Any, how: Sequence[Recipe]
     ) -> list[Any]:
         """The gradient of the global batch, from sums; over the weight if there is one."""
