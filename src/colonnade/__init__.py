@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.describe.workload import Workload
     from colonnade.hardware.devices import setup
+    from colonnade.hardware.joining import Machines, machines
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
     from colonnade.run.asynchronous.asynchronous import Asynchronous
@@ -71,6 +72,7 @@ __all__ = [
     "LeaseTimeout",
     "LocalSGD",
     "LostCheckpoint",
+    "Machines",
     "MissingTensorFlow",
     "NotFinite",
     "Partitioned",
@@ -91,6 +93,7 @@ __all__ = [
     "draw",
     "evaluate",
     "fit",
+    "machines",
     "make_parallel",
     "memory",
     "parallel",
@@ -114,6 +117,7 @@ _HOME = {
     "Elastic": "run.sync.periodic",
     "History": "run.engine.history",
     "LocalSGD": "run.sync.periodic",
+    "Machines": "hardware.joining",
     "Partitioned": "run.variables.partitioned",
     "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",
@@ -130,6 +134,7 @@ _HOME = {
     "draw": "show.timeline",
     "evaluate": "run.keras_train.keras_evaluate",
     "fit": "run.keras_train.keras_fit",
+    "machines": "hardware.joining",
     "make_parallel": "run.parallel.parallel",
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",

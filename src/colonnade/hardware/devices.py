@@ -13,7 +13,7 @@ import tensorflow as tf
 from colonnade.describe.topology import Topology
 from colonnade.errors import AlreadyStarted, InvalidArgument, Problem, check
 from colonnade.hardware import cards as nvml
-from colonnade.hardware import gpu, onednn
+from colonnade.hardware import gpu, joining, onednn
 from colonnade.hardware.allocator import keep_blocks
 from colonnade.hardware.cards import Card
 from colonnade.hardware.layout import CONTEXT, Layout, Request, is_count, leased, listed, plan
@@ -49,8 +49,11 @@ def setup(
     Under `colonnade run`, `virtual` and `memory` are by default what was leased, less a tenth of the
     memory, which CUDA itself takes.
 
+    A program that was started as one of several machines (`TF_CONFIG`, a Slurm step, `colonnade run`) joins
+    the others here; see `docs/machines_training.md`.
+
     Returns:
-        The device strings to compute on, for `devices=` anywhere in Colonnade.
+        The device strings to compute on, those of this machine, for `devices=` anywhere in Colonnade.
 
     Example:
         >>> import colonnade as cn
@@ -61,20 +64,27 @@ def setup(
     cards = visible_cards()
     request = leased(Request(devices, virtual, memory, growth, soft_placement, threads), os.environ, cards)
     layout = plan(request, cards)
+    cluster = joining.unjoined()
     if started():
+        if cluster is not None:
+            joining.refuse_late(cluster)
         _refuse_changes(request, layout)
     else:
+        if cluster is not None:
+            cluster.check_private(os.environ)
         _tell_tensorflow(request, layout)
+        if cluster is not None:
+            joining.join(cluster)
         _done = request, layout
     tf.config.set_soft_device_placement(soft_placement)
     if layout.kind == "CPU":
         keep_blocks(os.environ)
     # Starting the devices here and not at the first tensor settles them: a second, different
     # setup() is refused, whether or not anything was computed in between.
-    names = tuple(device.name for device in tf.config.list_logical_devices(layout.kind))
+    tf.config.list_logical_devices(layout.kind)
     if layout.kind == "CPU":
         onednn.warn()
-    return names
+    return names()
 
 
 def visible_cards() -> tuple[Card, ...]:

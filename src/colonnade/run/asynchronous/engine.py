@@ -67,6 +67,11 @@ class AsynchronousEngine:
         return self.traces.optimizer
 
     @property
+    def num_replicas(self) -> int:
+        """On all machines, of which there is one."""
+        return len(self.devices)
+
+    @property
     def parameters(self) -> list[tf.Variable]:
         return self.traces.parameters
 

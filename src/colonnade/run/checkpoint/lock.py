@@ -23,6 +23,8 @@ from colonnade.run.checkpoint.directory import FULL
 
 LOCK = ".lock"
 OWNER = ".owner"
+# The number of the last start of a cluster that saves here: a machine of an earlier one may not write.
+GENERATION = ".generation"
 # An owner writes his name right after he got the lock.
 PATIENCE = 2.0
 
@@ -33,12 +35,15 @@ class Ownership:
 
     directory: Path
     inode: tuple[int, int]  # nobody else can have it while the file is open
+    generation: int | None = None  # of the cluster that saves, if it is one of those that are started again
 
     @property
     def lost(self) -> str | None:
         """What has become of the lock, if it is not in its place any more."""
         if not self.directory.is_dir():
             return "the directory was removed or moved"
+        if self.generation is not None and (later := _generation(self.directory)) > self.generation:
+            return f"start {later} of the same machines, after this one ({self.generation}), took it over"
         with contextlib.suppress(FileNotFoundError):
             if _inode(self.directory / LOCK) == self.inode:
                 return None
@@ -51,15 +56,21 @@ class Ownership:
 
 
 @contextlib.contextmanager
-def owned(directory: Path) -> Iterator[Ownership]:
-    """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does."""
+def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]:
+    """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does.
+
+    A cluster that was started again has a higher `generation` than before. What is left of an earlier start,
+    hung or cut off, loses the directory to it and cannot save any more.
+    """
+    if generation is not None:
+        _fence(directory, generation)
     lock = FileLock(directory / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise CheckpointInUse(str(directory), *_owner(directory)) from None
     try:
-        ownership = Ownership(directory, _inode(directory / LOCK))
+        ownership = Ownership(directory, _inode(directory / LOCK), generation)
         _sign(directory)
         try:
             yield ownership
@@ -68,6 +79,26 @@ def owned(directory: Path) -> Iterator[Ownership]:
                 (directory / OWNER).unlink(missing_ok=True)
     finally:
         lock.release()
+
+
+def _fence(directory: Path, generation: int) -> None:
+    """Leave behind all earlier starts: their lock is taken away, and they look for it before they write."""
+    before = _generation(directory)
+    if before > generation:
+        what = f"start {before} of the same machines, after this one ({generation}), took it over"
+        raise LostCheckpoint(str(directory), 0, what)
+    if before < generation:
+        new = directory / f"{GENERATION}-{secrets.token_hex(4)}"
+        new.write_text(str(generation), encoding="ascii")
+        os.replace(new, directory / GENERATION)
+        (directory / LOCK).unlink(missing_ok=True)
+
+
+def _generation(directory: Path) -> int:
+    """The last start that saved here; -1 if none did."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int((directory / GENERATION).read_text(encoding="ascii"))
+    return -1
 
 
 def _inode(path: Path) -> tuple[int, int]:

@@ -25,7 +25,7 @@ def restore(engine: Resumable, saved: Path, num_replicas: int) -> None:
     """
     state = engine.state()
     there = kinds(saved, "values")
-    check("fit()", _differences(state, there, num_replicas == len(engine.devices)))
+    check("fit()", _differences(state, there, num_replicas == engine.num_replicas))
     replicas = {
         name: [f"{REPLICAS}{i}/{name}" for i in range(num_replicas)]
         for name in state.own

@@ -34,7 +34,9 @@ from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.engine.protocols import Steps, Stream
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.num_bytes import num_bytes
+from colonnade.run.sync.same_training import one_of_all, replicas_of_all
 from colonnade.run.variables.saved_state import REPLICAS, Resumable
 
 # Seconds for which a fit that was told to end goes on towards its next join.
@@ -60,6 +62,7 @@ class Saver:
             this fit is added when it has ended.
         epochs: what the fit was told; the state of a dataset's iterator is bound to it.
         more: tensors to be kept beside the place in the data, asked for at every save (see `found`).
+        peers: the machines that train together, of which the first one writes; all read.
     """
 
     def __init__(
@@ -69,11 +72,14 @@ class Saver:
         mode: Mapping[str, str],
         before: list[int],
         epochs: int | None,
+        *,
         more: Callable[[], Mapping[str, Any]] = dict,
+        peers: Peers = ALONE,
     ) -> None:
         self._checkpoint, self._engine, self._mode = checkpoint, engine, dict(mode)
         self._more = more
         self._before, self._fit, self._epochs = before, len(before) + 1, epochs
+        self._peers = peers
         self._archive = Archive(Path(checkpoint.directory))
         self._directory = self._archive.directory
         self._stack = ExitStack()
@@ -97,17 +103,39 @@ class Saver:
             problem = Problem("directory", str(self._directory), rule, fix)
             raise InvalidArgument("Checkpoint()", [problem]) from None
         with ExitStack() as stack:
-            ownership = stack.enter_context(owned(self._directory))
-            thread = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
-            self._writer = Writer(self._archive, ownership, self._checkpoint.keep, thread)
-            self._archive.sweep()
-            self._saved = self._find()
+            if self._peers.is_first:
+                ownership = stack.enter_context(owned(self._directory, self._peers.generation))
+                thread = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
+                self._writer = Writer(self._archive, ownership, self._checkpoint.keep, thread)
+                self._archive.sweep()
+                self._saved = self._find()
+            if self._peers.several:
+                self._saved = self._found_by_first()
             self._stack = stack.pop_all()
         return self
+
+    def _found_by_first(self) -> Manifest | None:
+        """What all machines go on from: the step that the first one found."""
+        own = [self._saved.step if self._saved is not None else None, str(self._directory)]
+        step, _ = self._peers.exchange("the saved step to go on from", own)[0]
+        path, saved = self._archive.directory, None
+        if not self._peers.is_first and step is not None:
+            found = [one for one in self._archive.saved() if one.step == step and one.manifest is not None]
+            saved, path = (found[0].manifest, found[0].path) if found else (None, path)
+        here = saved is not None or step is None or self._peers.is_first
+        shared = here and (self._directory / LOCK).exists()
+        fix = "Name a directory that all machines share"
+        self._peers.agree("Checkpoint()", {"directory": "shared" if shared else "not the same"}, fix)
+        if self._peers.is_first:
+            return self._saved
+        self._folder = path
+        return saved
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._peers.is_first:
+            return
         with self._stack:
             try:
                 self._writer.wait()
@@ -244,7 +272,8 @@ class Saver:
         """
         self._latest = record
         self._batches.note(record.step - self._begin)
-        self._writer.raise_failure()
+        if self._peers.is_first:
+            self._writer.raise_failure()
         due = record.step // self._checkpoint.every > self._last // self._checkpoint.every
         if due and resting and self._can_save(record.step):
             self._save(record, stopped=stopped)
@@ -253,13 +282,16 @@ class Saver:
         """At the end of the fit: save what is not saved yet, and wait until it is on disk."""
         if self._latest is not None and self._latest.step > self._last:
             self._save(self._latest, stopped=stopped)
-        self._writer.wait()
+        if self._peers.is_first:
+            self._writer.wait()
 
     def ended(self, *, interrupted: bool) -> None:
         """After the fit: it counts as finished, or the program ends with what is saved."""
         if not interrupted:
             self._before.append(self._batches.begun)
         elif not interactive():
+            # What the first machine has saved is on disk before any of them ends.
+            self._peers.exchange("the end of an interrupted fit", None)
             leave(self._archive.last(), self._directory)
 
     def _save(self, record: Record, *, stopped: bool) -> None:
@@ -268,12 +300,18 @@ class Saver:
 
     def _begin_save(self, record: Record, *, stopped: bool) -> None:
         start = time.perf_counter()
-        self._writer.wait()
+        if self._peers.is_first:
+            self._writer.wait()
         state = self._engine.state()
         values = state.snapshot()
+        if self._peers.several:
+            one_of_all(self._peers, state, f"the checkpoint of step {record.step}")
+            values |= replicas_of_all(self._peers, state)
+        self._last = record.step
+        if not self._peers.is_first:
+            return
         taken = record.step - self._begin
         position = {**self._batches.position(taken), **self._more()}
-        self._last = record.step
         data = {
             "kind": self._checkpoint.data,
             "epochs": self._epochs,
@@ -312,9 +350,9 @@ class Saver:
             metrics=record.metrics,
             staleness={str(age): count for age, count in record.staleness.items()},
             schedule=_schedule(values),
-            generators=_generators(values, random, len(self._engine.devices)),
+            generators=_generators(values, random, self._engine.num_replicas),
             data=data,
-            devices=len(self._engine.devices),
+            devices=self._engine.num_replicas,
             mode=self._mode,
             versions=_versions(),
             written=datetime.now(UTC).isoformat(timespec="seconds"),

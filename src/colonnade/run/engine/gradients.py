@@ -13,10 +13,19 @@ def slice_specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
     return [batch.resized(count).prefixed(tf.TensorSpec([], tf.float64)) for count in counts]
 
 
-def slices(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
-    """The slices of a batch, each behind one over the size of the whole batch."""
-    factor = tf.constant(1.0 / sum(counts), tf.float64)
-    return [part.prefixed(factor) for part in batch.parts(counts)]
+def slices(
+    batch: Arguments, counts: Sequence[int], wanted: range | None = None, factor: float | None = None
+) -> list[Arguments]:
+    """The slices of a batch, or those that are wanted, each behind one over the size of the whole batch.
+
+    With a `factor`, behind that one.
+    """
+    factor = tf.constant(1.0 / sum(counts) if factor is None else factor, tf.float64)
+    if wanted is None or len(wanted) == len(counts):
+        return [part.prefixed(factor) for part in batch.parts(counts)]
+    before, after = sum(counts[: wanted.start]), sum(counts[wanted.stop :])
+    parts = batch.parts([before, *(counts[i] for i in wanted), after])
+    return [part.prefixed(factor) for part in parts[1:-1]]
 
 
 def divisor(weight: Any) -> Any:

@@ -64,6 +64,11 @@ class GraphEngine:
         raise NotImplementedError
 
     @property
+    def num_replicas(self) -> int:
+        """On all machines."""
+        return self.settings.num_replicas
+
+    @property
     def optimizer(self) -> Any:
         return self.traces.optimizer
 

@@ -13,6 +13,7 @@ from colonnade.run.data.batches import END, Batches, dims, rows
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.engine.reached import Reached, collected
+from colonnade.run.machines.peers import is_loss
 from colonnade.run.trace.concrete import concrete
 
 # What is not on a device of its own, above all the batch and its cutting, is here: else it would be on the
@@ -184,6 +185,11 @@ class GraphStream:
         self._failed: tf.errors.OpError | None = None
         self.resting = True  # no step is begun before it is taken, but one may have failed halfway
 
+    @property
+    def rows_at_hand(self) -> int:
+        """Of the batch that the next step takes; 0 at the end of the data."""
+        return max(self._batches.size, 0)
+
     def hold(self, steps: int) -> None:
         pass
 
@@ -209,7 +215,7 @@ class GraphStream:
                 end = compiled(batches.iterator, *counts, *arguments.components())
             batches.go_on_with(int(end.size), end.batch)
         except tf.errors.OpError as error:
-            if not reached.steps:
+            if not reached.steps or is_loss(error):
                 raise
             self._failed, self.resting = error, reached.resting
             batches.fail(error)

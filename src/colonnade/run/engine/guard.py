@@ -24,14 +24,13 @@ class Guard:
         with tf.device("/device:CPU:0"):
             self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
 
-    def watched(self, shares: Sequence[Share], losses: Any, penalties: Sequence[Any]) -> Any:
+    def watched(self, health: Any, losses: Any, penalties: Sequence[Any]) -> Any:
         """A row per replica of what must be finite: its loss, numbers for its gradients and for its penalty.
 
         Where the penalty is computed once, for all replicas, it is in the row of the first.
         """
-        health = [self.health(share) for share in shares]
-        penalties = [*penalties, *[tf.zeros_like(penalties[0])] * (len(shares) - len(penalties))]
-        columns = [losses[:, None], tf.stack(health), tf.stack(penalties)]
+        penalties = [*penalties, *[tf.zeros_like(penalties[0])] * (losses.shape[0] - len(penalties))]
+        columns = [losses[:, None], health, tf.stack(penalties)]
         return tf.concat([tf.cast(column, losses.dtype) for column in columns], axis=1)
 
     def health(self, share: Share) -> Any:

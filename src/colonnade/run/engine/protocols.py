@@ -19,6 +19,7 @@ from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.compilation import Compilation
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.move.reduce import Order, order_for
 from colonnade.run.variables.homes import MODES
@@ -40,6 +41,12 @@ class Settings:
     # What the optimizer is made for; by default the trained variables, in the order of their use.
     optimized: Callable[[], Sequence[Any]] | None = None
     compilation: Compilation = field(default_factory=Compilation)
+    peers: Peers = ALONE  # the machines that train together
+
+    @property
+    def num_replicas(self) -> int:
+        """On all machines."""
+        return self.peers.total if self.peers.several else len(self.devices)
 
     @property
     def order(self) -> Order:

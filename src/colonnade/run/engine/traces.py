@@ -41,7 +41,9 @@ class Traces:
     def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
         self.optimizer, self.devices = settings.optimizer, settings.devices
         self._settings, self._timed, self._examined = settings, timed, examined
-        self._objectives: TraceCache[Objective] = TraceCache(self._of_replicas, settings.devices)
+        self._objectives: TraceCache[Objective] = TraceCache(
+            self._of_replicas, settings.devices, first=settings.peers.first
+        )
         # Whole batches, to look at; no replica runs them.
         self._of_one: TraceCache[Objective] = TraceCache(self._traced)
         # What was traced before the optimizer had its variables.
@@ -152,7 +154,7 @@ class Traces:
             examined=self._examined,
         )
         check("the loss function", [*complex_numbers(traced), *self._used_at_times(traced)])
-        check("the loss function", meaningless(traced, len(self._settings.devices)))
+        check("the loss function", meaningless(traced, self._settings.num_replicas))
         return traced
 
     def _used_at_times(self, traced: Objective) -> Iterator[Problem]:

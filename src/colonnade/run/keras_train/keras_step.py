@@ -19,6 +19,7 @@ from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
 from colonnade.run.keras_train.split_inputs import SplitInputs
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.user_line import Failures
@@ -38,6 +39,7 @@ from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.variables.saved_state import Resumable, SavedState
 
@@ -64,10 +66,11 @@ class KerasStep:
         mode: str,
         prover: Prover,
         split: SplitInputs,
+        peers: Peers = ALONE,
     ) -> None:
         self._split, self._model, self.devices = split, model, devices
         self._sync, self._mode = sync, mode
-        self._prover = prover
+        self._prover, self._peers = prover, peers
         self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
@@ -81,7 +84,7 @@ class KerasStep:
 
     @property
     def _several(self) -> bool:
-        return len(self.devices) > 1
+        return self._peers.several or len(self.devices) > 1
 
     def _begin(self) -> None:
         """An engine, with nothing traced."""
@@ -94,6 +97,7 @@ class KerasStep:
             trainable=self._trained,
             # All of them, as Keras does: by this order it saves an optimizer, and puts averages into weights.
             optimized=lambda: self._model.trainable_variables,
+            peers=self._peers,
         )
         self._engine = self._sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
@@ -109,7 +113,13 @@ class KerasStep:
         """One step on one batch; what Keras tells of it."""
         arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
         self._engine.enter()
-        logs: dict[str, Any] = self._loop.once(arguments)
+        try:
+            with self._peers.stepping(0.0):
+                logs: dict[str, Any] = self._loop.once(arguments)
+        except tf.errors.InvalidArgumentError as error:
+            if OTHER_BATCH not in error.message:
+                raise
+            raise other_batch(error.message) from None
         self._engine.leave()
         return logs
 

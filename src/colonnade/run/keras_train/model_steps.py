@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -9,23 +10,27 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.joining import joined
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_train.keras_evaluate import test_step
 from colonnade.run.keras_train.keras_step import KerasStep, of_slices
 from colonnade.run.keras_train.own_step import OwnStep
 from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
+from colonnade.run.machines.peers import Peers, peers_of
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.prove.verdict import Prover, of_prove
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.train.checks import of_machines
 
 
 @dataclass(frozen=True)
 class How:
     """How a model is to be trained: what the user said, and the devices that this means."""
 
+    where: str  # what the user called
     devices: tuple[str, ...]
     sync: Any
     variables: Any
@@ -48,7 +53,7 @@ class How:
         """As the user said it, to whoever asks."""
         chosen = hardware.resolve(devices, where)
         sync = Synchronous() if sync is None else sync
-        return cls(chosen, sync, variables, prove, split, per_device)
+        return cls(where, chosen, sync, variables, prove, split, per_device)
 
     def problems(self, model: Any) -> Iterator[Problem]:
         """What is wrong with it, or with the model."""
@@ -56,11 +61,18 @@ class How:
         yield from _problems(model, self.sync, len(self.devices))
         yield from of_prove(self.prove)
         yield from _of_inputs(self.split, self.per_device, self.sync, self.variables)
+        yield from of_machines(None, self.sync)
+        yield from _of_several_machines(model, self.sync, self.split, self.per_device)
 
     @property
     def home(self) -> str:
         """Where variables live."""
         return home(self.sync, self.variables, self.devices)
+
+    @cached_property
+    def peers(self) -> Peers:
+        """The machines that train together."""
+        return peers_of(self.devices, self.where)
 
     @property
     def cut(self) -> SplitInputs:
@@ -87,7 +99,14 @@ class ModelSteps:
         if known is not None:
             return cls(how, *known)
         train = _step(
-            model, how.devices, how.sync, how.home, Prover(how.prove, where, say), how.cut, how.per_device
+            model,
+            how.devices,
+            how.sync,
+            how.home,
+            Prover(how.prove, where, say),
+            how.cut,
+            how.per_device,
+            how.peers,
         )
         own = has_own(model, "make_test_function")
         test = None if own else test_step(model, how.devices, where, how.cut, per_device=how.per_device)
@@ -106,6 +125,7 @@ def _step(
     prover: Prover,
     split: SplitInputs,
     per_device: bool,
+    peers: Peers,
 ) -> Any:
     """What Keras is to call for every batch."""
     whole = GroupStep(model, model.train_step, devices)
@@ -114,9 +134,10 @@ def _step(
     step = (
         OwnStep(model, model.train_step, devices, prover, split)
         if has_own(model, "train_step")
-        else KerasStep(model, devices, sync, mode, prover, split)
+        else KerasStep(model, devices, sync, mode, prover, split, peers)
     )
-    return step if len(devices) > 1 or split.named is not None else CutOrWhole(step, whole)
+    alone = len(devices) == 1 and not peers.several
+    return CutOrWhole(step, whole) if alone and split.named is None else step
 
 
 def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterator[Problem]:
@@ -134,6 +155,23 @@ def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterat
         if variables not in ("auto", "mirrored"):
             rule = "has no meaning with per_device=True, where every device has what it writes"
             yield Problem("variables", variables, rule, "Leave it out")
+
+
+def _of_several_machines(model: Any, sync: Any, split: Any, per_device: Any) -> Iterator[Problem]:
+    """What is for the devices of one machine only."""
+    if isinstance(sync, Synchronous) and sync.data != "whole":
+        rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
+        yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
+    if joined() is None:
+        return
+    rule, fix = "is for the devices of one machine", "Leave it out, or train on one machine"
+    if split is not None:
+        yield Problem("split", split, rule, fix)
+    if per_device:
+        yield Problem("per_device", per_device, rule, fix)
+    if isinstance(model, keras.Model) and has_own(model, "train_step"):
+        own = "has a train_step of its own, which is for the devices of one machine"
+        yield Problem("model", model.name, own, "Use cn.Trainer with its loss, or train on one machine")
 
 
 def _distributed(model: keras.Model) -> Iterator[Problem]:

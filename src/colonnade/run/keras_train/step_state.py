@@ -36,6 +36,10 @@ class StepState:
         self._model, self._step = model, step
         self.devices, self.optimizer = step.devices, model.optimizer
 
+    @property
+    def num_replicas(self) -> int:
+        return len(self.devices)
+
     def prepare(self, batch: Arguments) -> None:
         (data,), _ = batch.unpack(batch.components())
         self._step.prepare(data)

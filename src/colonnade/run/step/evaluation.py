@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.reduce import star
 from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
@@ -37,17 +38,18 @@ class Evaluation:
     """Runs a loss function over data on all devices; changes nothing, not even moving averages."""
 
     def __init__(self, loss: Callable[..., Any], devices: Sequence[str]) -> None:
-        self._devices = tuple(devices)
+        self._devices, self._sharded = tuple(devices), False
         self._scores = TraceCache(lambda part, voice: Score(loss, part, voice), devices)
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
         self._housed = Homes("shared", devices, [], [])
 
     def run(
-        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any]
+        self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any], peers: Peers = ALONE
     ) -> tuple[float, dict[str, float], int]:
-        """Mean loss, mean metrics, and how many examples there were."""
+        """Mean loss, mean metrics, and how many examples there were: on all machines, if each has its own."""
         loss, weight, examples = 0.0, 0.0, 0
+        self._sharded = peers.sharded
         metrics: dict[str, float] = {}
         for batch in dataset:
             arguments = Arguments(batch, keywords, names)
@@ -57,6 +59,8 @@ class Evaluation:
             examples += arguments.size("evaluate()") or 0
             for name, value in sums["metrics"].items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
+        if peers.sharded:
+            loss, weight, examples, metrics = _added(peers, loss, weight, examples, metrics)
         if not examples:
             raise InvalidArgument(
                 "evaluate()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
@@ -75,6 +79,11 @@ class Evaluation:
         counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))
         traces = [self._trace(arguments.resized(count), i, len(counts)) for i, count in enumerate(counts)]
         check("the loss function", problems(traces))
+        if self._sharded and traces[0].marks:
+            rule = "is synchronised over the examples of a batch, which no machine has whole"
+            fix = "Let the loss take training=, and call the model with it"
+            name = traces[0].marks[0].rpartition("/")[0]
+            raise InvalidArgument("evaluate()", [Problem("layer", name, rule, fix)])
         bindings = [self._housed.bindings(i, traced.captures) for i, traced in enumerate(traces)]
 
         def sums(*components: Any) -> Any:
@@ -91,6 +100,16 @@ class Evaluation:
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
         return self._scores.of_replica(part, replica, num_replicas)
+
+
+def _added(
+    peers: Peers, loss: float, weight: float, examples: int, metrics: dict[str, float]
+) -> tuple[float, float, int, dict[str, float]]:
+    """The sums over all machines; one without data has no metrics."""
+    every = peers.exchange("evaluate()", [loss, weight, examples, metrics])
+    names = dict.fromkeys(name for one in every for name in one[3])
+    totals = {name: sum(one[3].get(name, 0.0) for one in every) for name in names}
+    return sum(one[0] for one in every), sum(one[1] for one in every), sum(one[2] for one in every), totals
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import Problem, check
 from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import components, divided, divisor, slice_specs, slices
+from colonnade.run.engine.gradients import components, divided, slice_specs, slices
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.engine.traces import Traces
@@ -22,10 +22,23 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.uncompilable import uncompilable
 from colonnade.run.step.update import Update
+from colonnade.run.sync.over_machines import (
+    OTHER_BATCH,
+    Totals,
+    filled,
+    of_own_data,
+    other_batch,
+    outputs_of_all,
+    over_machines,
+    refused,
+)
+from colonnade.run.sync.same_training import same_training, same_values
+from colonnade.run.sync.slice_sums import SliceSums
 from colonnade.run.sync.workers import Replicas, Workers
-from colonnade.run.variables.homes import MODES, Homes, mean_of_first
+from colonnade.run.variables.homes import MODES, Bindings, Homes, mean_of_first
 from colonnade.run.variables.saved_state import SavedState
 
+DATA = ("whole", "sharded")
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
 SHARES: dict[str, Callable[[int], Shares]] = {"even": EvenShares, "measured": MeasuredShares}
 
@@ -37,6 +50,8 @@ class Synchronous:
     Args:
         shares: `even` gives each device the same part of a batch; `measured` gives more to devices that
             are faster, from the time that they take. The gradient is exact in both.
+        data: where several machines train together: `whole` if each reads all of the data and keeps its
+            rows, `sharded` if each brings a part of its own (see `docs/machines_training.md`).
 
     Example:
         >>> import colonnade as cn
@@ -44,18 +59,26 @@ class Synchronous:
     """
 
     shares: str = "even"
+    data: str = "whole"
     homes: ClassVar[tuple[str, ...]] = MODES
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shares, str) or self.shares not in SHARES:
-            rule = f"must be {' or '.join(SHARES)}"
-            raise InvalidArgument("Synchronous()", [Problem("shares", self.shares, rule, "Leave it out")])
+        check("Synchronous()", self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
+        for name, known in (("shares", SHARES), ("data", DATA)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in known:
+                yield Problem(name, value, f"must be {' or '.join(known)}", "Leave it out")
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
     def engine(self, settings: Settings) -> "Lockstep":
-        shares = SHARES[self.shares](len(settings.devices))
+        if self.data == "sharded" and settings.peers.several:
+            settings = replace(settings, peers=settings.peers.with_own_data())
+        sharded = settings.peers.sharded
+        shares = SHARES[self.shares](len(settings.devices) if sharded else settings.num_replicas)
         traces = Traces(settings, timed=shares.timed)
         return Lockstep(settings, traces, Replicas(settings, traces), shares)
 
@@ -74,12 +97,10 @@ class Lockstep(GraphEngine):
         shares: how many rows of a batch each worker gets.
     """
 
-    # Whether `gradient` is the plain sum, which a compiled update may make by itself.
-    plain_sum: ClassVar[bool] = True
-
     def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
         super().__init__(settings, traces)
-        self.workers, self.shares = workers, shares
+        self.workers, self.shares, self.peers = workers, shares, settings.peers
+        self._compared = False  # whether all machines were seen to train the same
         self._recipes: dict[Hashable, list[Recipe]] = {}  # by the kind of a batch and of its slices
         # Looks at the first batch, once all is prepared for it and before anything is trained.
         self.examine: Callable[[Arguments], None] | None = None
@@ -111,12 +132,27 @@ class Lockstep(GraphEngine):
         if self._housed is None:
             self._housed = self.house()
         self.bind()
+        if self.peers.several:
+            self._compare(batch)
         if self.examine is not None:
             examine, self.examine = self.examine, None
             examine(batch)
 
+    def _compare(self, batch: Arguments) -> None:
+        """See that all machines train the same; with data of their own, they meet new sizes one by one."""
+        if self.peers.sharded:
+            recipes = [self._how(batch), *self._recipes.values()]
+            check("the loss function", of_own_data(self._traced(batch), recipes))
+            if self._compared:
+                return
+        same_training(self.peers, batch, self.cut(batch), self.traces)
+        same_values(self.peers, self.housed, "the first step on such a batch")
+        self._compared = True
+
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
-        return self.workers.refused(traces)
+        yield from self.workers.refused(traces)
+        if self.peers.several:
+            yield from refused(traces)
 
     def _check(self, batch: Arguments) -> None:
         """Refuse what cannot be trained this way."""
@@ -146,7 +182,10 @@ class Lockstep(GraphEngine):
         key = (batch.key(), counts)
         if key not in self._recipes:
             whole = partial(self.traces.of_one_device, batch)
-            self._recipes[key], wrong = recipes(self._traced(batch), counts, whole)
+            traces = self._traced(batch)
+            if self.peers.sharded and len(traces) == 1:  # there are slices on other machines
+                traces, counts = [*traces, *traces], (*counts, *counts)
+            self._recipes[key], wrong = recipes(traces, counts, whole)
             check("the loss function", wrong)
         return self._recipes[key]
 
@@ -157,45 +196,61 @@ class Lockstep(GraphEngine):
     def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
         share = self._traced(batch)[0].structure
         dtypes = {name: value.dtype for name, value in share.metrics.items()}
-        return len(self.cut(batch)), share.loss.dtype, dtypes
+        active = self.peers.total if self.peers.sharded else len(self.cut(batch))
+        return active, share.loss.dtype, dtypes
 
     def step(self, batch: Arguments) -> Outcome:
         counts = self.cut(batch)
-        total = sum(counts)
-        order = self.settings.order if len(counts) == len(self.devices) else star(len(counts))
+        own = self.peers.own(counts)
+        self.peers.begin_graph()
+        order = self.settings.order if len(own) == len(self.devices) else star(max(len(own), 1))
         how = self._how(batch)
         shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
-        loss, metrics, weight = _summed(shares)
-        rows = [share.gradients for share in shares]
-        at_once = self.workers.sums_itself(rows) if self.plain_sum and weight is None else None
+        rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
+        sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
+        known: Bindings = {}
+        alone = not self.peers.several
+        at_once = self.workers.sums_itself(rows) if alone and sums.weight is None else None
+        totals = [] if at_once is not None else self._totals(shares, how, order)
+        present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
+        if self.peers.several:
+            traces = self._traced(batch)
+            totals, present = filled(totals, traces, how), _present(traces)
+            with tf.control_dependencies(calls):  # which change the states
+                sums, totals, known = over_machines(
+                    self.peers, batch, sums, totals, self.housed.shared_states(), counts
+                )
+            if traces[0].structure.outputs is not None:
+                outputs = outputs_of_all(self.peers, outputs, traces, len(counts))
+        loss, metrics, weight = sums.means()
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows)
         else:
-            gradients = self.gradient(shares, weight, how, order)
+            gradients = self._gradient(totals, present, weight, how)
             gradients, loss, penalty = self.traces.with_penalty(
                 gradients, loss, self.devices[0], partial(self.housed.bindings_after, calls)
             )
-            write = partial(self._written, gradients, len(shares), order)
-        per_replica = tf.stack([_own_mean(s, count, total) for s, count in zip(shares, counts, strict=True)])
-        self.shares.note([share.seconds for share in shares], counts)
+            write = partial(self._written, gradients, len(shares), order, known)
+        self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            watched = self.guard.watched(shares, per_replica, [penalty])
+            watched = self.guard.watched(sums.health, sums.replicas, [penalty])
             skipped = self.guard.guarded(watched, write, undo)
-        return Outcome(loss, metrics, per_replica, skipped, [s.outputs for s in shares])
+        return Outcome(loss, metrics, sums.replicas, skipped, outputs)
 
-    def gradient(
-        self, shares: Sequence[Share], weight: Any, how: Sequence[Recipe], order: Order
-    ) -> list[Any]:
-        """The gradient of the global batch: the sum over the workers, over the weight if there is one."""
+    def _totals(self, shares: Sequence[Share], how: Sequence[Recipe], order: Order) -> Totals:
+        """The sums of gradients over the workers: of each piece, for each parameter."""
         rows = [[cut(*each) for each in zip(s.gradients, s.sizes, how, strict=True)] for s in shares]
-        depth = max(len(parts) for row in rows for parts in row)
+        depth = max(len(recipe) if isinstance(recipe, tuple) else 1 for recipe in how)
         layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
-        totals = zip(*(self.workers.reduced(layer, order) for layer in layers), strict=True)
-        columns = zip(*(share.gradients for share in shares), strict=True)
-        present = [sum(gradient is not None for gradient in column) for column in columns]
+        return [self.workers.reduced(layer, order) for layer in layers]
+
+    def _gradient(
+        self, totals: Totals, present: Sequence[int], weight: Any, how: Sequence[Recipe]
+    ) -> list[Any]:
+        """The gradient of the global batch, from sums; over the weight if there is one."""
         with tf.device(self.devices[0]):
-            sums = [joined(*each)[0] for each in zip(totals, how, present, strict=True)]
+            sums = [joined(*each)[0] for each in zip(zip(*totals, strict=True), how, present, strict=True)]
         return sums if weight is None else [divided(gradient, weight) for gradient in sums]
 
     def _summed_and_written(self, update: Update, rows: Sequence[Sequence[Any]]) -> Any:
@@ -205,20 +260,19 @@ class Lockstep(GraphEngine):
             done = update.at_once([components(row) for row in rows], handles, place)
         return self._settled([done], len(rows))
 
-    def _written(self, gradients: list[Any], num_active: int, order: Order) -> Any:
-        with self._assigned(num_active):
+    def _written(self, gradients: list[Any], num_active: int, order: Order, known: Bindings) -> Any:
+        with self._assigned(num_active, known):
             updates = self.workers.updated(gradients, self.housed, num_active, order)
-        return self._settled(updates, num_active)
+        return self._settled(updates, num_active, known)
 
-    def _assigned(self, num_active: int) -> Any:
+    def _assigned(self, num_active: int, known: Bindings | None = None) -> Any:
         """Around the update: what the function assigned to trained variables comes first."""
-        return tf.control_dependencies(self.housed.take_assigned(mean_of_first(num_active)))
+        return tf.control_dependencies(self.housed.take_assigned(mean_of_first(num_active), known))
 
-    def _settled(self, ops: list[Any], num_active: int) -> Any:
+    def _settled(self, ops: list[Any], num_active: int, known: Bindings | None = None) -> Any:
         """After the update: states are averaged, and the update is counted."""
-        with tf.control_dependencies(
-            [*ops, *self.housed.settle_states(mean_of_first(num_active)), self.guard.made.assign_add(1)]
-        ):
+        states = self.housed.settle_states(mean_of_first(num_active), known=known)
+        with tf.control_dependencies([*ops, *states, self.guard.made.assign_add(1)]):
             return tf.constant(0)
 
     def _left_out(self) -> Any:
@@ -239,6 +293,11 @@ class Lockstep(GraphEngine):
         if self.shares.timed and len(speeds) == len(self.devices):  # others are measured again
             self.shares.speeds = np.array([float(speed) for speed in speeds])
 
+    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+        if OTHER_BATCH in error.message:
+            return other_batch(error.message)
+        return super().explained(error)
+
     def culprit(self, replica: int, bad: Sequence[str]) -> str:
         return self.workers.culprit(replica, bad)
 
@@ -246,16 +305,7 @@ class Lockstep(GraphEngine):
         return self.workers.links()
 
 
-def _summed(shares: Sequence[Share]) -> tuple[Any, dict[str, Any], Any]:
-    loss = tf.add_n([share.loss for share in shares])
-    metrics = {name: tf.add_n([share.metrics[name] for share in shares]) for name in shares[0].metrics}
-    if shares[0].weight is None:
-        return loss, metrics, None
-    weight = divisor(tf.add_n([share.weight for share in shares]))
-    return loss / weight, {name: value / weight for name, value in metrics.items()}, weight
-
-
-def _own_mean(share: Share, count: int, total: int) -> Any:
-    if share.weight is None:
-        return share.loss * (total / count)
-    return tf.math.divide_no_nan(share.loss, share.weight)  # a slice may have no weight at all
+def _present(traces: Sequence[Objective]) -> list[int]:
+    """For each parameter how many slices have a gradient of it."""
+    columns = zip(*(traced.structure.gradients for traced in traces), strict=True)
+    return [sum(gradient is not None for gradient in column) for column in columns]

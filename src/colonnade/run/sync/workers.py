@@ -12,7 +12,7 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import components, slices
+from colonnade.run.engine.gradients import components, slice_specs, slices
 from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
@@ -21,7 +21,8 @@ from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, t
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
-from colonnade.run.trace.sync_cut import call_with_sums, problems
+from colonnade.run.sync.over_machines import idle_share
+from colonnade.run.trace.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.variables.homes import Homes, owners_of
 
 
@@ -79,6 +80,7 @@ class Replicas:
 
     def __init__(self, settings: Settings, traces: Traces) -> None:
         self._settings, self._devices, self._traces = settings, settings.devices, traces
+        self._peers = settings.peers
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
 
@@ -100,13 +102,14 @@ class Replicas:
         which = counts.index(max(counts))
         part = slices(with_zeros(batch), counts)[which]
         mode, by = self._settings.mode, self._settings.dealt
-        optimizer, devices = self._traces.optimizer, self._devices
-        return of_replicas(traces[which], optimizer, part, devices, mode, len(counts), by)
+        optimizer, devices, active = self._traces.optimizer, self._devices, len(self._peers.own(counts))
+        return of_replicas(traces[which], optimizer, part, devices, mode, max(active, 1), by)
 
     def house(self) -> Homes:
         mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
         update = self._traces.update(self._traces.specs)  # in eager code, where its errors are told
-        housed = Homes(mode, self._devices, parameters, slots)
+        first, total = self._peers.first, self._settings.num_replicas
+        housed = Homes(mode, self._devices, parameters, slots, first=first, total=total)
         if mode == "partitioned":
             places = owners_of(parameters, self._devices, self._settings.dealt)
             self._owners = update.owners([self.every_device.index(place) for place in places])
@@ -122,15 +125,24 @@ class Replicas:
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
     ) -> tuple[list[Share], list[Any]]:
-        parts = slices(batch, counts)
-        traces = [self.trace(part, i, len(counts)) for i, part in enumerate(parts)]
+        first, own = self._peers.first, self._peers.own(counts)
+        across = self._peers.sum if self._peers.several else None
+        if across is not None and not own:
+            traced = self.trace(slice_specs(batch, counts)[0], 0, len(counts))
+            add_nothing(traced, across)
+            return [idle_share(traced)], []
+        if self._peers.sharded:
+            parts = slices(batch, counts, factor=1.0)  # how many rows all machines have is known later
+        else:
+            parts = slices(batch, counts, range(first, first + len(own)))
+        traces = [self.trace(part, first + i, len(counts)) for i, part in enumerate(parts)]
         bindings = [
             housed.bindings(i, traced.captures) | housed.stand_ins(i, traced.captures)
             for i, traced in enumerate(traces)
         ]
         given = [part.components() for part in parts]
-        working, compiled = self._devices[: len(counts)], self._settings.compilation.on
-        results = call_with_sums(traces, working, given, bindings, order, compiled=compiled)
+        working, compiled = self._devices[: len(own)], self._settings.compilation.on
+        results = call_with_sums(traces, working, given, bindings, order, across, compiled=compiled)
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
@@ -180,7 +192,7 @@ class Replicas:
             return update.call(components(gradients), update.bound(bindings))
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
-        return self._devices[worker]
+        return self._peers.every_device()[worker] if self._peers.several else self._devices[worker]
 
     def update_devices(self) -> dict[tuple[int, str], str]:
         nodes = {node: at for update in self._placed for node, at in update.owner_of_node.items()}

@@ -15,6 +15,7 @@ class TraceCache(Generic[T]):
     Args:
         make: traces the function for such arguments, as one replica speaks, or (None) as all do.
         devices: of the replicas.
+        first: the number of the first of them, where other machines have some too.
         version: tells of something else that a trace depends on; each has traces of its own.
     """
 
@@ -23,8 +24,9 @@ class TraceCache(Generic[T]):
         make: Callable[[Arguments, Voice | None], T],
         devices: Sequence[str] = (),
         version: Callable[[], Hashable] = lambda: None,
+        first: int = 0,
     ) -> None:
-        self._make, self._devices, self._version = make, tuple(devices), version
+        self._make, self._devices, self._version, self._first = make, tuple(devices), version, first
         self._traces: dict[Hashable, T] = {}
 
     def __iter__(self) -> Iterator[T]:
@@ -51,7 +53,9 @@ class TraceCache(Generic[T]):
 
     def voiced(self, common: T, part: Arguments, replica: int) -> T:
         """What a replica runs where there are several, given what all could run."""
-        voice = common.voice(replica, self._devices[replica])
+        # A replica of another machine is only looked at here, as one of this machine's devices.
+        device = self._devices[(replica - self._first) % len(self._devices)]
+        voice = common.voice(replica, device)
         return common if voice is None else self.get(part, voice)
 
     def of_micro_batch(self, part: Arguments, number: int, num_micro_batches: int) -> T:

@@ -11,7 +11,7 @@ Each segment is a function that is made once and called on every device, as an u
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +34,7 @@ def call_with_sums(
     components: Sequence[Sequence[Any]],
     variables: Sequence[Mapping[Any, Any]],
     order: Order,
+    across: Callable[[list[Any]], list[Any]] | None = None,
     *,
     compiled: bool = False,
 ) -> list[list[Any]]:
@@ -45,23 +46,38 @@ def call_with_sums(
         components: what each is called with, as for `Traced.on`.
         variables: the handles of each replica, as for `Traced.on`.
         order: along which to sum.
+        across: makes of the sums of these replicas those of all machines, where there are several.
         compiled: whether XLA compiles the traces, which have no marks then.
 
     Returns:
         For each replica the leaves of its result.
     """
     calls = list(zip(traces, devices, components, variables, strict=True))
-    if len(traces) == 1 or not traces[0].marks:
+    if (len(traces) == 1 and across is None) or not traces[0].marks:
         return [t.on(device, c, v, replica=i, compiled=compiled) for i, (t, device, c, v) in enumerate(calls)]
     replicas = [_Replica(i, t, device, c, v) for i, (t, device, c, v) in enumerate(calls)]
     for level in range(max(_cut(traced).depth for traced in traces)):
         for replica in replicas:
             replica.run(level)
         values = [replica.to_sum(level) for replica in replicas]
-        sums = spread(reduce(values, devices, order), devices, order)
+        total = reduce(values, devices, order)
+        if across is not None and total:
+            total = across(total)
+        sums = spread(total, devices, order)
         for replica, summed in zip(replicas, sums, strict=True):
             replica.take(level, summed)
     return [replica.leaves() for replica in replicas]
+
+
+def add_nothing(traced: Traced, across: Callable[[list[Any]], list[Any]]) -> None:
+    """Take part in the sums over machines, on one that has no slice; `traced` is that of another slice."""
+    if not traced.marks:
+        return
+    cut = _cut(traced)
+    for level in range(cut.depth):
+        tensors = [cut.tensor(source) for source in cut.sums[level].values()]
+        if tensors:
+            across([tf.zeros(tensor.shape, tensor.dtype) for tensor in tensors])
 
 
 def problems(traces: Sequence[Traced]) -> Iterator[Problem]:

@@ -5,9 +5,12 @@ from typing import Any
 
 from colonnade.errors import InvalidArgument, Problem, whole
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
+from colonnade.run.engine.compilation import compile_problems
+from colonnade.run.machines.peers import Peers, outside
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.sync.lockstep import Synchronous
@@ -48,6 +51,40 @@ def of_pipeline(pipeline: Pipeline | None, sync: Any, variables: Any) -> Iterato
     if pipeline is not None and variables != "auto":
         rule = "has no meaning for a pipeline, whose variables live with their stages"
         yield Problem("variables", variables, rule, "Leave it out")
+
+
+def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
+    """What does not work where several machines train together, each by its name."""
+    yield from outside()
+    if joined() is None:
+        return
+    fix = "Use cn.Synchronous(), the default, or train on one machine"
+    if pipeline is not None:
+        rule = "is for the devices of one machine"
+        yield Problem("devices", "a cn.Pipeline", rule, "Pass plain devices, or train on one machine")
+    elif isinstance(sync, Synchronous) and sync.shares != "even":
+        rule = "is measured on the devices of one machine"
+        yield Problem("shares", sync.shares, rule, 'Leave it out for shares="even", or train on one machine')
+    elif not isinstance(sync, Synchronous):
+        rule = "is for the devices of one machine"
+        yield Problem("sync", type(sync).__name__, rule, fix)
+
+
+def of_compiling(wanted: Any, sync: Any, pipeline: Pipeline | None) -> Iterator[Problem]:
+    """What is wrong with `compile=`."""
+    alone = isinstance(sync, Synchronous)
+    yield from compile_problems(wanted, synchronous=alone, pipelined=pipeline is not None)
+    if wanted and joined() is not None:
+        rule = "is for the devices of one machine"
+        yield Problem("compile", wanted, rule, "Leave it out, or train on one machine")
+
+
+def of_own_data(peers: Peers, checkpoint: Any) -> Iterator[Problem]:
+    """What does not go with data that each machine brings for itself."""
+    if peers.sharded and isinstance(checkpoint, Checkpoint) and checkpoint.data == "exact":
+        rule = 'saves the place in the data of one machine, and with data="sharded" each has data of its own'
+        fix = 'Choose cn.Checkpoint(..., data="skip"), which takes as many machines as before, or "restart"'
+        yield Problem("checkpoint.data", "exact", rule, fix)
 
 
 def of_fit(data: Any, steps: Any, epochs: Any, log_every: Any, checkpoint: Any) -> Iterator[Problem]:

@@ -1,15 +1,17 @@
 """The loop of `Trainer.fit`: steps, log lines, callbacks and saves, from the first to the last."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
+from colonnade.run.engine.graph_loop import GraphStream
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
+from colonnade.run.machines.peers import Peers
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.record.progress import Progress
 from colonnade.run.record.run_log import RunLog
@@ -34,11 +36,14 @@ class Fitting:
     interrupted: Interruption
     log: RunLog
     profiling: Profiling
+    peers: Peers
     history: History = field(init=False, default_factory=History)
     begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
     stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
     latest: Record = field(init=False)
     seconds_per_step: float = field(init=False, default=0.0)  # in the last call
+    # Where each machine has data of its own: of each, the rows of the batch that comes next.
+    rows_of_all: list[int] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.begin = self.counts.step
@@ -49,10 +54,10 @@ class Fitting:
         if saved is not None:
             self._go_on_from(saved)
         self.log.begin(self.counts.step, self.history.resumed)
-        while not self.stopped and self._left > 0 and not self._interrupted_here():
+        while (wanted := self._steps_of_next_call()) > 0:
             self.stream.hold(min(self._left, self._until_save, self.profiling.until(self._done)))
             self.profiling.before(self._done, self.counts.step)
-            chunk = self.stream.take(self._wanted())
+            chunk = self._taken(wanted)
             if chunk is None:  # the data are at their end
                 break
             self._after(chunk)
@@ -87,6 +92,40 @@ class Fitting:
 
     def _interrupted_here(self) -> bool:
         return self.interrupted.is_set() and self.saver.can_end(self.counts.step, self.interrupted.seconds)
+
+    def _steps_of_next_call(self) -> int:
+        """How many steps to make before anything else is done: the same on all machines, 0 to end."""
+        wanted = self._agreed() if self.peers.several else self._wanted()
+        ends = self.stopped or self._left <= 0 or self._interrupted_here()
+        return 0 if ends else wanted
+
+    def _agreed(self) -> int:
+        """What all machines want of the next call: as many steps as the least of them, or none."""
+        told = self.interrupted.told() if self.interrupted.is_set() else None
+        rows = self.stream.rows_at_hand if isinstance(self.stream, GraphStream) else 0
+        every = self.peers.exchange("the next steps", [self._wanted(), told, self.stopped, rows])
+        for signal in [one[1] for one in every if one[1] is not None]:
+            self.interrupted.hear(*signal)
+        self.stopped = any(one[2] for one in every)
+        if not self.peers.sharded:
+            return min(one[0] for one in every)
+        self.rows_of_all = [one[3] for one in every]
+        ended = [name for name, rows in zip(self.peers.names, self.rows_of_all, strict=True) if not rows]
+        if ended and len(ended) < len(every):
+            self.shown.say(f"the data of {', '.join(ended)} have ended; the other machines have some left")
+        return 0 if ended else 1
+
+    def _taken(self, wanted: int) -> Chunk | None:
+        with self.peers.stepping(self.seconds_per_step):
+            chunk = self.stream.take(wanted)
+        if self.peers.sharded and chunk is not None:
+            chunk = replace(chunk, examples=sum(self.rows_of_all))
+        if self.peers.several:
+            early = "has come to the end of its data" if chunk is None else None
+            if chunk is not None and chunk.steps < wanted:
+                early = f"made {chunk.steps} of {wanted} steps, and then came to another size of batch"
+            self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
+        return chunk
 
     def _wanted(self) -> int:
         """Steps up to the next log line or save, in calls short enough to be interrupted."""

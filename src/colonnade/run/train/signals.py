@@ -14,6 +14,17 @@ class Interruption(threading.Event):
     by: int | None = None
     at = 0.0
 
+    def told(self) -> tuple[int | None, float]:
+        """For other machines: which signal it was, and how long ago."""
+        return self.by, self.seconds
+
+    def hear(self, by: int | None, seconds: float) -> None:
+        """Another machine was told to end, so many seconds ago: the first signal of all counts."""
+        at = time.monotonic() - seconds
+        if not self.is_set() or at < self.at:
+            self.by, self.at = by, at
+        self.set()
+
     @property
     def seconds(self) -> float:
         """Since the first signal; 0 before it."""

@@ -12,18 +12,17 @@ import tensorflow as tf
 
 from colonnade.describe.plan import Plan
 from colonnade.describe.timeline import Timeline
-from colonnade.errors import InvalidArgument, Problem, check, whole
-from colonnade.hardware.placement import short
-from colonnade.hardware.profile import ProfiledOp
+from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
-from colonnade.run.engine.compilation import Compilation, compile_problems
+from colonnade.run.engine.compilation import Compilation
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
+from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
@@ -36,16 +35,13 @@ from colonnade.run.record.run_facts import facts, peaks
 from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
-from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.profiled import timeline_of, warm_and_profiled
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
-
-# Steps that a profile does not record: the first traces, and those after it find their memory.
-WARM_UP = 3
 
 
 class Trainer:
@@ -109,9 +105,10 @@ class Trainer:
             *against_plan,
             *unknown,
             *checks.of_pipeline(pipeline, sync, variables),
+            *checks.of_machines(pipeline, sync),
             *sync_problems(sync, variables, len(self.devices) or 1),
             *checks.of_options(penalty, on_nan, reduce),
-            *compile_problems(compile, synchronous=isinstance(sync, Synchronous), pipelined=bool(pipeline)),
+            *checks.of_compiling(compile, sync, pipeline),
         ]
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
@@ -129,14 +126,26 @@ class Trainer:
         self._compilation = Compilation(compile)
         self._engine: Engine
         self._evaluation: Evaluation
+        self._peers = ALONE
         if pipeline is not None:
             self._engine = pipelined(pipeline, loss, optimizer, penalty=penalty, on_nan=on_nan)
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
+            self._peers = peers_of(self.devices, "Trainer()")
             settings = Settings(
-                loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by, compilation=self._compilation
+                loss,
+                optimizer,
+                self.devices,
+                mode,
+                penalty,
+                on_nan,
+                dealt.by,
+                compilation=self._compilation,
+                peers=self._peers,
             )
             self._engine = sync.engine(settings)
+            if isinstance(self._engine, Lockstep):
+                self._peers = self._engine.peers  # which know whether each brings its own data
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
             lambda outcome, _: (outcome.loss, outcome.metrics, outcome.skipped, outcome.ages)
@@ -212,7 +221,7 @@ class Trainer:
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         arguments = Arguments(batch, self._mode(training=True), self._names)
-        with self._state():
+        with self._state(), self._peers.stepping(0.0):
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
         record = self._counts.add(1, size, float(loss), metrics, skipped, ages)
@@ -260,6 +269,7 @@ class Trainer:
         """
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
+            *checks.of_own_data(self._peers, checkpoint),
             *checks.of_callbacks(callbacks),
             *profile_problems(profile),
             *of_prove(prove),
@@ -267,24 +277,42 @@ class Trainer:
         check("fit()", amiss)
         if steps is None and epochs is None:
             epochs = 1
+        every = checkpoint.every if checkpoint is not None else None
+        told = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
+        self._peers.agree("fit()", {**told, "checkpoint every": every})
+        logdir = self._peers.own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
-        batches = self._data(data, batch_size, epochs, exact=exact)
+        keywords = self._mode(training=True)
+        batches = FitData.of(data, batch_size, epochs, self._names, keywords, exact=exact)
         expected = batches.expected(steps)
         known = partial(self._facts, steps, epochs, log_every)
+        progress = progress and self._peers.is_first
+        devices = self._peers.every_device() if self._peers.several else self._engine.devices
         with (
             RunLog(logdir, known, partial(peaks, self.devices)) as log,
+            self._peers.fitting(),
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(expected, logdir, self._engine.devices, show=progress, shares=self._changing()) as shown,
+            Progress(expected, logdir, devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
-            Profiling(profile, self._timeline) as profiling,
+            Profiling(profile, partial(timeline_of, self._engine, self._pipeline)) as profiling,
         ):
             self._compilation.say = shown.say
             self._to_prove(Prover(prove, "fit()", shown.say))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(
-                self._counts, stream, steps, log_every, ends, saver, shown, interrupted, log, profiling
+                self._counts,
+                stream,
+                steps,
+                log_every,
+                ends,
+                saver,
+                shown,
+                interrupted,
+                log,
+                profiling,
+                self._peers,
             )
             history = fitting.run()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
@@ -311,56 +339,24 @@ class Trainer:
         Returns:
             A `Timeline`: what each device did when, what it waited for. Its `summary()` says it in words.
         """
-        check("profile()", whole("steps", steps, 1, like=5))
-        recorded = range(WARM_UP + 1, WARM_UP + 1 + steps)
-        made = self.fit(
-            data,
-            steps=WARM_UP + steps,
-            batch_size=batch_size,
-            log_every=steps,
-            progress=False,
-            profile=recorded,
-        )
-        if made.timeline is None:
-            rule = f"ended before the {WARM_UP + 1} steps that a profile takes at least"
-            raise InvalidArgument("profile()", [Problem("data", "a dataset", rule, "Pass more batches")])
-        return made.timeline
-
-    def _timeline(self, ops: tuple[ProfiledOp, ...], first: int) -> Timeline:
-        rows = [[short(device) for device in row] for row in self._pipeline.rows] if self._pipeline else []
-        engine = self._engine
-        updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
-        short_names = {key: short(device) for key, device in updates.items()}
-        places = Places([short(device) for device in engine.devices], rows, short_names)
-        return op_timeline(ops, places, first)
+        return warm_and_profiled(self.fit, data, steps, batch_size)
 
     def _to_prove(self, prover: Prover) -> None:
         """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
         engine = self._engine
-        if not isinstance(engine, Lockstep) or self._pipelined or len(self.devices) < 2:
+        several = self._peers.several or len(self.devices) > 1
+        if not isinstance(engine, Lockstep) or self._pipelined or not several:
             return
         engine.examine = None
         if prover.wanted:
             engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
-
-    def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
-        """The data of a fit, repeated as often as it goes through them."""
-        dataset = feed(data, batch_size, "fit()")
-        given = isinstance(data, tf.data.Dataset)
-        # An iterator for each epoch, where its state is saved: see `Batches`.
-        passes = epochs if epochs is not None and exact and given else 1
-        if epochs is None and not given and batch_size is not None:
-            dataset = dataset.repeat()
-        elif epochs is not None and passes == 1:
-            dataset = dataset.repeat(epochs)
-        return FitData(dataset, self._names, self._mode(training=True), passes)
 
     def _saver(self, checkpoint: Checkpoint | None, epochs: int | None) -> Saver | NoSaver:
         if checkpoint is None:
             return NoSaver()
         assert isinstance(self._engine, Resumable)
         directory = Path(checkpoint.directory).expanduser().resolve()
-        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs)
+        return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs, peers=self._peers)
 
     def _ends(self, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
         """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
@@ -378,7 +374,9 @@ class Trainer:
         """
         dataset = feed(data, batch_size, "evaluate()")
         with averaged(self.optimizer, self.parameters, built_before=self._built_before):
-            loss, metrics, examples = self._evaluation.run(dataset, self._names, self._mode(training=False))
+            loss, metrics, examples = self._evaluation.run(
+                dataset, self._names, self._mode(training=False), self._peers
+            )
         return Record(loss, metrics, self.step, examples)
 
     def _mode(self, *, training: bool) -> dict[str, bool]:

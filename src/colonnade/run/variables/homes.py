@@ -43,8 +43,13 @@ class Homes:
         devices: Sequence[str],
         parameters: Sequence[tf.Variable],
         slots: Sequence[tf.Variable],
+        *,
+        first: int = 0,
+        total: int | None = None,
     ) -> None:
+        """Where other machines have replicas too, `total` on all of them, with the number of the `first`."""
         self.mode, self.devices = mode, tuple(devices)
+        self.first, self.total = first, len(self.devices) if total is None else total
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
         self.states: dict[Any, ReplicatedState] = {}
@@ -171,9 +176,10 @@ class Homes:
     def _state(self, capture: Capture) -> ReplicatedState:
         variable = capture.variable
         copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
-        random, summed = is_random_state(capture), len(copies) > 1 and rule_of(variable) == "sum"
+        several = self.total > len(self.devices) or len(copies) > 1
+        random, summed = is_random_state(capture), several and rule_of(variable) == "sum"
         if random:
-            for replica, copy in enumerate(copies):
+            for replica, copy in enumerate(copies, self.first):
                 copy.assign(another_stream(variable, replica))
         base = copy_of(variable, copies[0].device) if summed and not random else None
         return ReplicatedState(variable, copies, random, variable.ref() in self.assigned, base)
@@ -232,9 +238,13 @@ class Homes:
         """The device of every parameter and slot."""
         return {v.name: self.current(v).device for v in [*self.parameters, *self.slots]}
 
-    def take_assigned(self, mean: Mean) -> list[Any]:
-        """Ops that give trained variables what the function assigned to them: before the update."""
-        values = [(state, state.value(mean)) for state in self.states.values() if state.trained]
+    def take_assigned(self, mean: Mean, known: Bindings | None = None) -> list[Any]:
+        """Ops that give trained variables what the function assigned to them: before the update.
+
+        Where other machines have replicas too, the values are `known`, by ref.
+        """
+        states = [state for state in self.states.values() if state.trained]
+        values = [(state, self._one_value(state, mean, known)) for state in states]
         return [home.assign(value) for state, value in values for home in self._homes(state.original)]
 
     def _homes(self, variable: tf.Variable) -> list[tf.Variable]:
@@ -242,19 +252,32 @@ class Homes:
         held = [self.own(i, [variable])[0] for i in range(len(self.devices))]
         return list({id(one): one for one in held}.values())
 
-    def settle_states(self, mean: Mean, *, everywhere: bool = True) -> list[Any]:
+    def shared_states(self) -> list[ReplicatedState]:
+        """What the function changes and of which there is one value for all replicas."""
+        return [state for state in self.states.values() if not state.random]
+
+    def _one_value(self, state: ReplicatedState, mean: Mean, known: Bindings | None) -> Any:
+        ref = state.original.ref()
+        return known[ref] if known is not None and ref in known else state.value(mean)
+
+    def settle_states(
+        self, mean: Mean, *, everywhere: bool = True, known: Bindings | None = None
+    ) -> list[Any]:
         """Ops that give the user's variables what the replicas made of the states, by some mean of them.
 
         The replicas get it too, unless `everywhere` is False. Of what is trained they get what the update
-        made of it.
+        made of it. Where other machines have replicas too, the values are `known`, by ref.
         """
         ops = []
         for state in self.states.values():
+            if state.random and self.first:
+                continue  # the user's variable follows the first device of all
             if state.trained:
                 value, targets = self.current(state.original).read_value(), state.copied
             else:
                 shared = everywhere and not state.random
-                value, targets = state.value(mean), (state.original, *(state.copied if shared else ()))
+                value = self._one_value(state, mean, known)
+                targets = (state.original, *(state.copied if shared else ()))
             ops += [variable.assign(value) for variable in targets]
         return ops
 

@@ -75,6 +75,10 @@ class Resumable(Protocol):
     devices: tuple[str, ...]
     optimizer: Any
 
+    @property
+    def num_replicas(self) -> int:
+        """On all machines."""
+
     def prepare(self, batch: Arguments) -> Any:
         """Make every variable that a step on such a batch needs."""
 
@@ -132,9 +136,9 @@ def resume(homes: Homes, own: Mapping[str, Sequence[Any]]) -> None:
     homes.enter()
     for name, state in _states(homes).items():
         saved = own.get(name, ())
-        if state.averaged or not (state.random or len(saved) == len(state.copies)):
+        if state.averaged or not (state.random or len(saved) == homes.total):
             continue
-        for i, copy in enumerate(state.copies):
+        for i, copy in enumerate(state.copies, homes.first):
             copy.assign(saved[i] if i < len(saved) else another_stream(state.original, i))
 
 

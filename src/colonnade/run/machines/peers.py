@@ -1,0 +1,216 @@
+"""The machines that train together, as an engine sees them: whose rows of a batch are whose, sums over all.
+
+The slices of a batch are those of one machine that has all the devices; every machine takes those of its own.
+
+    batch of 10 rows, a with 2 devices, b with 1:   rows 0-3 | 4-6 | 7-9
+                                                         a:0 | a:1 | b:0
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.errors import Problem
+from colonnade.hardware import joining
+from colonnade.hardware.meeting import IN_STEPS, OTHERWISE, Meeting
+from colonnade.hardware.placement import short
+from colonnade.run.machines.collective import HOST, Collective, carried, packed
+
+LAST_WORDS = 3.0
+SAME_PROGRAM = "Run the same program, with the same data, on every machine"
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The machines of a training, each with its devices.
+
+    Args:
+        rank: which of them this is.
+        devices: for each machine the devices that it trains on.
+        names: of the machines.
+        meeting, collective: how they speak to each other; None where there is one.
+    """
+
+    rank: int
+    devices: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...] = ("",)
+    meeting: Meeting | None = field(default=None, compare=False)
+    collective: Collective | None = field(default=None, compare=False)
+    generation: int | None = None  # how often the cluster was started before
+    sharded: bool = False  # whether each brings data of its own, and does not read all of them
+
+    @property
+    def several(self) -> bool:
+        return len(self.devices) > 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def total(self) -> int:
+        """How many devices there are on all machines."""
+        return sum(map(len, self.devices))
+
+    @property
+    def first(self) -> int:
+        """The number of this machine's first device among those of all machines."""
+        return sum(map(len, self.devices[: self.rank]))
+
+    def own(self, counts: Sequence[int]) -> Sequence[int]:
+        """Of the sizes of all slices, those of this machine's; none, if there are more devices than rows."""
+        if not self.several or self.sharded:
+            return counts
+        return counts[self.first : self.first + len(self.devices[self.rank])]
+
+    def with_own_data(self) -> "Peers":
+        """The same, where each machine brings data of its own."""
+        assert self.collective is not None
+        return replace(self, sharded=True, collective=self.collective.of_one_training())
+
+    def begin_graph(self) -> None:
+        """Before the graph of a step is built."""
+        if self.sharded and self.collective is not None:
+            self.collective.restart()
+
+    def own_log(self, logdir: str | Path | None) -> str | Path | None:
+        """Where this machine writes its log: the first one where it is asked to, the others beside it."""
+        return logdir if logdir is None or self.is_first else Path(logdir) / f"machine-{self.rank}"
+
+    def every_device(self) -> tuple[str, ...]:
+        """The devices of all machines, each with the name of its machine, if there are several."""
+        if not self.several:
+            return self.devices[0]
+        pairs = zip(self.names, self.devices, strict=True)
+        return tuple(f"{name} {short(device)}" for name, own in pairs for device in own)
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Each tensor summed over the machines: one message for all of a dtype. Shapes are static."""
+        assert self.collective is not None
+        sent = [carried(tensor) for tensor in tensors]
+        totals: dict[int, Any] = {}
+        with tf.device(HOST):
+            for places in packed(sent).values():
+                sizes = [sent[i].shape.num_elements() for i in places]
+                flat = tf.concat([tf.reshape(sent[i], [-1]) for i in places], axis=0)
+                parts = tf.split(self.collective.sum(flat), sizes)
+                for i, part in zip(places, parts, strict=True):
+                    totals[i] = tf.cast(tf.reshape(part, sent[i].shape), tensors[i].dtype)
+        return [totals[i] for i in range(len(tensors))]
+
+    def row(self, values: Any) -> Any:
+        """A table with a row for each machine: in this one's the values, in the others' zeros."""
+        return tf.stack(
+            [values if m == self.rank else tf.zeros_like(values) for m in range(len(self.devices))]
+        )
+
+    def placed(self, rows: Any, num_rows: int) -> Any:
+        """A table with a row for each slice of a batch: those of this machine, and zeros.
+
+        Summed over the machines it has the rows of all.
+        """
+        if not rows.shape[0]:
+            return tf.zeros([num_rows, *rows.shape[1:]], rows.dtype)
+        beside = [self.first, num_rows - self.first - rows.shape[0]]
+        return tf.pad(rows, [beside, *[[0, 0]] * (rows.shape.rank - 1)])
+
+    def gathered(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        """Sparse gradients with the rows of all machines, one after the other."""
+        if not slices:
+            return []
+        assert self.collective is not None
+        with tf.device(HOST):
+            own = tf.stack([tf.size(one.indices) for one in slices])
+            (counts,) = self.sum([self.row(own)])
+        result = []
+        for i, one in enumerate(slices):
+            values = self.collective.rows(one.values, counts[:, i])
+            indices = self.collective.rows(one.indices, counts[:, i])
+            result.append(tf.IndexedSlices(values, indices, one.dense_shape))
+        return result
+
+    def agree(self, where: str, facts: Mapping[str, Any], fix: str = SAME_PROGRAM) -> None:
+        """See that all machines have the same facts; raise on every machine what differs, and where."""
+        if self.meeting is not None:
+            self.meeting.agree(where, facts, fix)
+
+    def exchange(self, topic: str, value: Any) -> list[Any]:
+        """The values of all machines, by rank."""
+        return [value] if self.meeting is None else self.meeting.exchange(topic, value)
+
+    @contextmanager
+    def stepping(self, seconds_per_step: float) -> Iterator[None]:
+        """While steps are made that all machines make together: who is silent then is soon missed."""
+        if self.meeting is None:
+            yield
+            return
+        if seconds_per_step:
+            self.meeting.silence = max(IN_STEPS, 3 * seconds_per_step)
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if is_loss(error):
+                time.sleep(LAST_WORDS)  # who sees that a machine is gone knows more, and ends this process
+                self.meeting.lost(
+                    f"what all machines do together failed ({error.message.partition(chr(10))[0]})"
+                )
+            raise
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around a fit: after it, a machine may be busy with other things for longer."""
+        try:
+            yield
+        finally:
+            if self.meeting is not None:
+                self.meeting.silence = OTHERWISE
+
+    def back(self, seconds_per_step: float, early: str | None) -> None:
+        """Tell that this machine has made its steps; `early` says why they are fewer than asked for."""
+        if self.meeting is not None:
+            self.meeting.back(patience=max(IN_STEPS, 3 * seconds_per_step), early=early)
+
+
+ALONE = Peers(0, ((),))
+_COLLECTIVES: dict[int, Collective] = {}  # one for all trainings of the process: they share the order
+
+
+def peers_of(devices: Sequence[str], where: str) -> Peers:
+    """The machines that train together, given the devices that this one trains on.
+
+    All machines must call it for the same training.
+    """
+    cluster = joining.joined()
+    if cluster is None:
+        return Peers(0, (tuple(devices),))
+    if cluster.cluster.size not in _COLLECTIVES:
+        _COLLECTIVES[cluster.cluster.size] = Collective(cluster.cluster.size)
+    collective = _COLLECTIVES[cluster.cluster.size]
+    every = cluster.meeting.exchange(where, [short(device) for device in devices])
+    names = tuple(tuple(own) for own in every)
+    here = cluster.cluster
+    return Peers(here.rank, names, here.names, cluster.meeting, collective, here.generation)
+
+
+def is_loss(error: tf.errors.OpError) -> bool:
+    """Whether a step failed because another machine is gone, or no longer in step."""
+    gone = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    late = (tf.errors.DeadlineExceededError, tf.errors.InternalError)
+    return joining.joined() is not None and (
+        isinstance(error, gone) or (isinstance(error, late) and "ollective" in str(error.message))
+    )
+
+
+def outside() -> list[Problem]:
+    """What is wrong where the program was started as one of several machines, and did not join them."""
+    cluster = joining.unjoined()
+    if cluster is None:
+        return []
+    rule = f"says that this program is machine {cluster.rank} of {cluster.size}, and it has not joined them"
+    fix = "Call cn.setup() right after the imports; to train alone, take it out of the environment"
+    return [Problem(cluster.source, f"{cluster.size} machines", rule, fix)]

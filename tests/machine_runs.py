@@ -1,0 +1,108 @@
+"""A training on one of several machines that goes wrong in the way that is asked for.
+
+`python machine_runs.py WHAT FOLDER DEVICES`, with TF_CONFIG; the same program on every machine.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import colonnade as cn
+
+WHAT, FOLDER = sys.argv[1], Path(sys.argv[2])
+DEVICES = cn.setup(virtual=int(sys.argv[3]))
+LAST = cn.machines().rank == cn.machines().size - 1
+EPOCHS = 4
+
+
+def data(count):
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=(count, 5))
+    rows = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True)))
+    return (rows.shuffle(64, seed=1) if WHAT != "shorter" else rows).batch(16)
+
+
+def trainer(width=7, rate=0.05):
+    keras.utils.set_random_seed(11)
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="float64"),
+            keras.layers.Dense(width, "tanh", dtype="float64"),
+            keras.layers.Dropout(0.2, dtype="float64"),
+            keras.layers.Dense(1, dtype="float64"),
+        ]
+    )
+
+    def loss(x, y):
+        return tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1)
+
+    return cn.Trainer(loss, keras.optimizers.Adam(rate), devices=DEVICES)
+
+
+def say(*words):
+    print("SAID", *words, flush=True)
+
+
+def run(after=None, count=64, **options):
+    """A training with checkpoints; after so many steps something happens."""
+    made = trainer()
+
+    def looked(record):
+        say("step", record.step)
+        if after is not None:
+            after(made, record)
+
+    options = {"prove": False, "progress": False, "log_every": 1, **options}
+    checkpoint = cn.Checkpoint(FOLDER, every=5)
+    history = made.fit(data(count), epochs=EPOCHS, checkpoint=checkpoint, callbacks=[looked], **options)
+    say("resumed", history.resumed)
+    say("losses", repr(history.losses))
+    say("parameters", repr([p.numpy().tolist() for p in made.parameters]))
+
+
+def at(step, do):
+    def after(made, record):
+        if LAST and record.step == step:
+            say("now", time.time())
+            do(made)
+
+    return after
+
+
+def killed(_):
+    while not (FOLDER / "step-000000000005").exists():  # it is saved meanwhile
+        time.sleep(0.01)
+    say("now", time.time())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_in_a_step(_):
+    """Be stopped half a second later, in a step: the callbacks of this training do not take that long."""
+
+    def stop():
+        time.sleep(0.5)
+        say("now", time.time())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    threading.Thread(target=stop).start()
+
+
+if WHAT == "train":
+    run()
+elif WHAT == "killed":
+    run(at(7, killed))
+elif WHAT == "stopped":
+    EPOCHS = 100_000
+    run(at(7, hang_in_a_step), log_every=7)
+elif WHAT == "shorter":  # the data of the last machine are
+    EPOCHS = 1
+    run(count=48 if LAST else 64)
+elif WHAT == "interrupted":
+    run(at(7, lambda _: os.kill(os.getpid(), signal.SIGTERM)))

@@ -1,0 +1,62 @@
+"""Machines that are killed, hang or are told to end: the others notice and end, and nothing is lost."""
+
+import ast
+
+import numpy as np
+from fresh import ROOT, forked
+from together import run_on_machines
+
+from colonnade.errors import RESUMABLE
+
+
+def saved(folder):
+    return sorted(p.name for p in folder.iterdir() if p.name.startswith("step-"))
+
+
+def told(one, what):
+    """What a machine said last of something."""
+    return ast.literal_eval([line for line in one.said("SAID") if line.startswith(what)][-1][len(what) + 1 :])
+
+
+def test_a_killed_machine_is_noticed_within_a_second(tmp_path):
+    first, last = run_on_machines("killed", tmp_path, [1, 1])
+    assert (first.code, last.code) == (RESUMABLE, -9)
+    assert first.when - told(last, "now") < 1.0
+    assert "m1 has ended" in first.err
+    assert "start all machines again" in first.err
+    assert saved(tmp_path) == ["step-000000000005"]
+
+
+def test_a_machine_that_hangs_is_noticed_within_five_seconds(tmp_path):
+    first, last = run_on_machines("stopped", tmp_path, [1, 1], patience=2)
+    assert (first.code, last.code) == (RESUMABLE, -9)
+    assert first.when - told(last, "now") < 5.0 + 1.5  # a beat, and the look at beats
+    assert "m1 was not heard for" in first.err
+
+
+def test_all_finish_the_same_step_save_once_and_go_on_on_one_machine(tmp_path):
+    """SIGTERM comes to one machine of two. What was saved goes on as if it had never been cut."""
+    ended = run_on_machines("interrupted", tmp_path / "cut", [1, 1])
+    assert [one.code for one in ended] == [RESUMABLE] * 2, ended[0].err
+    assert saved(tmp_path / "cut") == ["step-000000000005", "step-000000000007"]
+    program = [str(ROOT / "tests" / "machine_runs.py"), "train"]
+    went_on = alone(forked([*program, str(tmp_path / "cut"), "2"]))
+    unbroken = alone(forked([*program, str(tmp_path / "whole"), "2"]))
+    assert went_on["resumed"] == 7
+    np.testing.assert_allclose(went_on["losses"], unbroken["losses"][7:], rtol=1e-10)
+    for one, other in zip(went_on["parameters"], unbroken["parameters"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+def alone(done):
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("SAID")]
+    return {name: ast.literal_eval(value) for name, value in lines}
+
+
+def test_data_that_end_sooner_on_one_machine_are_told(tmp_path):
+    ended = run_on_machines("shorter", tmp_path, [1, 1])
+    for one in ended:
+        assert one.code == 1
+        assert "m1 has come to the end of its data, and m0 trains on" in one.err
+    assert saved(tmp_path) == []
