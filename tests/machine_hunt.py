@@ -82,7 +82,7 @@ class Writers:
     def __init__(self, lan: Lan, folder: Path) -> None:
         self._lan, self._folder = lan, str(folder)
         self._done = threading.Event()
-        self.most, self.looks = 0, 0
+        self.most = 0
         self._thread = threading.Thread(target=self._watch)
 
     def __enter__(self) -> "Writers":
@@ -94,10 +94,13 @@ class Writers:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.05):
-            programs = [p.pid for i in range(self._lan.count) for p in self._lan.programs(i, PROGRAM)]
-            self.looks += 1
-            self.most = max(self.most, sum(self._writes(pid) for pid in programs))
+        programs: list[int] = []
+        looked = 0.0
+        while not self._done.wait(0.002):
+            if time.monotonic() > looked + 1:
+                looked = time.monotonic()
+                programs = [p.pid for i in range(self._lan.count) for p in self._lan.programs(i, PROGRAM)]
+            self.most = max(self.most, sum(map(self._writes, programs)))
 
     def _writes(self, pid: int) -> bool:
         try:

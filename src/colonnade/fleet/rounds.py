@@ -30,7 +30,7 @@ from colonnade.fleet.worker import Place, Worker
 ANSWER = 8.5  # seconds for a machine to answer
 COMING_UP = 10.0  # before machines that are too few are looked for again
 # How long the others may go on when one has ended: until they see it, and then while the first saves.
-PATIENCE, SAVING, INTERRUPTED = 5.0, 30.0, 120.0
+PATIENCE, SAVING, INTERRUPTED = 5.0, 10.0, 120.0
 
 
 @dataclass(frozen=True)
