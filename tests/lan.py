@@ -8,6 +8,7 @@ Files and processes are those of this machine. Links can be cut; a rough one los
 Needs root.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -39,6 +40,9 @@ Host m*
 """
 
 
+_numbers = itertools.count()
+
+
 def missing() -> str | None:
     """Why there can be no such machines here, if so."""
     absent = [name for name in NEEDED if not shutil.which(name, path=PATH)]
@@ -62,13 +66,18 @@ class Lan:
 
     def __init__(self, folder: Path, count: int, *, rough: frozenset[int] = frozenset()) -> None:
         self.folder, self.count, self.rough = folder, count, rough
-        self.launcher = f"cn{os.getpid()}-l"
-        self.spaces = [f"cn{os.getpid()}-{i}" for i in range(count)]
+        number = next(_numbers)
+        self.launcher = f"cn{os.getpid()}-{number}-l"
+        self.spaces = [f"cn{os.getpid()}-{number}-{i}" for i in range(count)]
+        self.disk = folder / "disk"  # a small one, which can be filled up
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Lan":
         try:
             self._join()
+            # Before anything is started on a machine: what is mounted later is not seen there.
+            self.disk.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(self.disk)], check=True)
             self._serve()
         except BaseException:
             self.__exit__()
@@ -83,6 +92,7 @@ class Lan:
             daemon.communicate()
         for space in (*self.spaces, self.launcher):
             ip("netns", "del", space, check=False)
+        subprocess.run(["umount", "-l", str(self.disk)], capture_output=True)
 
     def _join(self) -> None:
         hub = self.launcher

@@ -22,12 +22,13 @@ class Hunt:
     lan: Lan
     folder: Path
     machines: int = 2
+    steps: int = STEPS
     lines: list[tuple[float, str]] = field(default_factory=list)
 
     def start(self) -> "Hunt":
         names = ",".join(f"m{i}" for i in range(self.machines))
         options = ["--machines", names, "--private-network", "--at-least", "1", "--restarts", "5"]
-        program = [sys.executable, str(ROOT / "tests" / PROGRAM), str(self.folder), str(STEPS)]
+        program = [sys.executable, str(ROOT / "tests" / PROGRAM), str(self.folder), str(self.steps)]
         self.process = subprocess.Popen(
             self.lan.inside(self.lan.launcher, COMMAND, "run", *options, "--", *program),
             stdout=subprocess.PIPE,
