@@ -189,6 +189,20 @@ def test_a_killed_launcher_leaves_nothing(tmp_path, options, leased):
     job.process.communicate()
 
 
+def test_nobody_reads_what_is_printed(tmp_path):
+    job = Launched(
+        tmp_path, "--local", "2", program="while True: print(os.getpid(), flush=True); time.sleep(0.1)"
+    )
+    pids = {int(line.split(" | ")[1]) for line in job.lines(6)}
+    job.process.stdout.close()
+    assert job.process.wait(timeout=20) == 141
+    assert gone(pids)
+    errors = job.process.stderr.read()
+    assert "Error" not in errors
+    job.process.stdin.close()
+    job.process.stderr.close()
+
+
 def test_more_cards_than_a_machine_has(tmp_path):
     code, _, errors = Launched(tmp_path, "--machines", "a:4", "--virtual", "3", program="").end()
     assert code == 2
