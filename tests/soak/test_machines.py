@@ -17,7 +17,7 @@ from machine_hunt import PROGRAM, STEPS, Hunt, Writers
 pytestmark = pytest.mark.alone
 
 SHARE = int(os.environ.get("COLONNADE_SOAK", "1"))
-TIMES = max(1, 20 // SHARE)  # each of ten faults: 200 in all
+TIMES = max(1, 17 // SHARE)  # each of twelve faults: 204 in all
 GONE = 15.0  # seconds until nothing is left of a training whose launcher was killed
 
 
