@@ -114,6 +114,7 @@ def trained(fit, made, **options):
     return history.history, made.get_weights()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", kept(EXACT, "root mean square", "add_loss by example", "compared with each other", "an own sum")
 )
@@ -180,6 +181,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_made_equal_is_refused_before_anything_changes(name):
     made, says = REFUSED[name]
@@ -242,6 +244,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
