@@ -62,7 +62,8 @@ class InSlices:
     ) -> "InSlices":
         """With traces of its own, that no training uses."""
         (whole,) = slice_specs(batch, [sum(counts)])
-        made = {count: trace(part) for count, part in zip(counts, slice_specs(batch, counts), strict=True)}
+        by_size = dict(zip(counts, slice_specs(batch, counts), strict=True))  # one trace for all of a size
+        made = {count: trace(part) for count, part in by_size.items()}
         return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
 
     @cached_property
