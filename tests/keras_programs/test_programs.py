@@ -79,7 +79,6 @@ QUICK = [
     ("loss that compares examples", 2),
     ("WGAN-GP", 2),
     ("embedding in a train_step", 2),
-    ("two towers with negatives of the batch", 4),
 ]
 
 

@@ -171,6 +171,7 @@ def test_a_step_of_its_own_takes_a_batch_on_each_device():
     assert set(found) == {"last", "loss", "mae"}
 
 
+@pytest.mark.long
 def test_widths_are_traced_once():
     model, traced = made(), []
     model.more.append(keras.layers.Lambda(lambda x: traced.append(1) or x, output_shape=lambda shape: shape))
