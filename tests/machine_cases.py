@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -278,6 +279,40 @@ def uneven_shards(devices):
     return [len(history.losses), trainer.step, trainer.examples, machines.size, exact]
 
 
+def local(devices, sync, every, **options):
+    """Machines with one device each, or as many devices, that train by themselves between joins."""
+    alone = cn.machines().size == 1
+    model = dense_model()
+    how = {"across": "machines", **options} if not alone else {}
+    trainer = cn.Trainer(
+        squared(model),
+        keras.optimizers.SGD(0.05, momentum=0.5),
+        devices=2 if alone else 1,
+        sync=sync(every, **how),
+    )
+    x, y = rows(60)
+    options = {"batch_size": 11, "log_every": 3, "progress": False, "prove": False}
+    trainer.fit((x, y), steps=every, **options)
+    history = trainer.fit((x, y), steps=3 * every, **options)
+    return told(trainer, history)
+
+
+def local_sgd(devices):
+    return local(devices, cn.LocalSGD, 3)
+
+
+def diloco(devices):
+    return local(devices, cn.DiLoCo, 4)
+
+
+def diloco_bfloat16(devices):
+    return local(devices, cn.DiLoCo, 4, compress="bfloat16")
+
+
+def diloco_int8(devices):
+    return local(devices, cn.DiLoCo, 4, compress="int8")
+
+
 def refusal(do):
     """The words of an error."""
     try:
@@ -334,6 +369,26 @@ def spoilt(devices):
     return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step"))]
 
 
+def diloco_saved(devices):
+    """Parameters of a training that was cut and went on, and of one that was not; both saved as often."""
+    found = []
+    for name, ends in (("whole", [12]), ("cut", [8, 12])):
+        checkpoint = cn.Checkpoint(Path(tempfile.gettempdir()) / f"{name}-{os.environ['SPOILT']}", every=4)
+        for steps in ends:
+            w = tf.Variable(np.random.default_rng(3).normal(size=(5, 1)), name="w")
+            optimizer, sync = keras.optimizers.Adam(0.01, name="adam"), cn.DiLoCo(4, "machines", "int8")
+            loss = partial(squared_of, w)
+            trainer = cn.Trainer(loss, optimizer, devices=devices, sync=sync)
+            options = {"batch_size": 20, "steps": steps, "progress": False, "prove": False}
+            history = trainer.fit(rows(60), checkpoint=checkpoint, **options)
+        found.append([history.resumed, [p.numpy().tolist() for p in trainer.parameters]])
+    return found
+
+
+def squared_of(w, x, y):
+    return tf.reduce_mean((x @ w - y) ** 2, axis=1)
+
+
 def refused_modes(devices):
     """All that is for the devices of one machine."""
     model = dense_model()
@@ -352,6 +407,11 @@ def refused_modes(devices):
         "local": refusal(lambda: train(sync=cn.LocalSGD(4))),
         "elastic": refusal(lambda: train(sync=cn.Elastic(4, 0.1))),
         "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured"))),
+        "auto": refusal(lambda: train(compile="auto")),
+        "saved": refusal(
+            lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), checkpoint=cn.Checkpoint("x"))
+        ),
+        "whole batches": refusal(lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), per_device=True)),
         "pipeline": refusal(lambda: train(devices=pipeline)),
         "own step": refusal(lambda: cn.fit(own, np.ones((4, 5)), np.ones((4, 1)))),
     }
@@ -367,7 +427,16 @@ def rows32(count):
 
 WRONG = {
     case.__name__: case
-    for case in (other_model, other_values, other_order, other_steps, spoilt, refused_modes, uneven_shards)
+    for case in (
+        other_model,
+        other_values,
+        other_order,
+        other_steps,
+        spoilt,
+        refused_modes,
+        uneven_shards,
+        diloco_saved,
+    )
 }
 CASES = {
     case.__name__: case
@@ -388,6 +457,10 @@ CASES = {
         keras_fit,
         keras_gathered,
         sharded,
+        local_sgd,
+        diloco,
+        diloco_bfloat16,
+        diloco_int8,
     )
 }
 

@@ -20,7 +20,7 @@ class Ended:
         return [line[len(what) + 1 :] for line in self.out.splitlines() if line.startswith(f"{what} ")]
 
 
-def together(commands, *, seconds=200, patience=60, **environment):
+def together(commands, *, seconds=600, patience=60, **environment):
     """How the machines of a cluster ended, each of which ran a command.
 
     Args:

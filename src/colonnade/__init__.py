@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from colonnade.describe.topology import Topology
     from colonnade.describe.workload import Workload
     from colonnade.hardware.devices import setup
-    from colonnade.hardware.joining import Machines, machines
+    from colonnade.hardware.joining import machines
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
     from colonnade.run.asynchronous.asynchronous import Asynchronous
@@ -72,7 +72,6 @@ __all__ = [
     "LeaseTimeout",
     "LocalSGD",
     "LostCheckpoint",
-    "Machines",
     "MissingTensorFlow",
     "NotFinite",
     "Partitioned",
@@ -117,7 +116,6 @@ _HOME = {
     "Elastic": "run.sync.periodic",
     "History": "run.engine.history",
     "LocalSGD": "run.sync.periodic",
-    "Machines": "hardware.joining",
     "Partitioned": "run.variables.partitioned",
     "Pipeline": "run.pipeline.pipeline",
     "Placement": "hardware.placement",

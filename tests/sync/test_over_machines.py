@@ -15,6 +15,7 @@ from colonnade.run.sync.over_machines import (
     nothing_of,
     other_batch,
     refused,
+    sizes_told,
     tensor_leaves,
 )
 
@@ -84,7 +85,7 @@ def test_an_ordinary_loss_is_not_refused():
 
 
 def test_the_sizes_of_different_batches_are_told():
-    words = str(other_batch(f"assertion failed: [{OTHER_BATCH}] [30 29]\n\t [[node]]"))
+    words = str(other_batch(sizes_told(f"assertion failed: [{OTHER_BATCH}] [30 29]\n\t [[node]]")))
     assert "batches of 30 and 29 rows" in words
     assert "Sort the files" in words
 

@@ -14,6 +14,7 @@ from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Outcome, Then
 from colonnade.run.engine.reached import Reached, collected
 from colonnade.run.machines.peers import is_loss
+from colonnade.run.machines.same_batch import digest
 from colonnade.run.trace.concrete import concrete
 
 # What is not on a device of its own, above all the batch and its cutting, is here: else it would be on the
@@ -193,6 +194,11 @@ class GraphStream:
     def rows_at_hand(self) -> int:
         """Of the batch that the next step takes; 0 at the end of the data."""
         return max(self._batches.size, 0)
+
+    def digest_at_hand(self) -> list[int]:
+        """Of the batch that the next step takes (see `same_batch`); empty at the end of the data."""
+        batch = self._batches.at_hand()
+        return [] if batch is None else [int(part) for part in digest(batch.components())]
 
     def hold(self, steps: int) -> None:
         pass

@@ -24,11 +24,15 @@ class Guard:
         with tf.device("/device:CPU:0"):
             self.made = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
 
-    def watched(self, health: Any, losses: Any, penalties: Sequence[Any]) -> Any:
+    def watched(self, shares: Sequence[Share], losses: Any, penalties: Sequence[Any]) -> Any:
         """A row per replica of what must be finite: its loss, numbers for its gradients and for its penalty.
 
         Where the penalty is computed once, for all replicas, it is in the row of the first.
         """
+        return self.rows(tf.stack([self.health(share) for share in shares]), losses, penalties)
+
+    def rows(self, health: Any, losses: Any, penalties: Sequence[Any]) -> Any:
+        """The same from rows of `health`, those of replicas of other machines among them."""
         penalties = [*penalties, *[tf.zeros_like(penalties[0])] * (losses.shape[0] - len(penalties))]
         columns = [losses[:, None], health, tf.stack(penalties)]
         return tf.concat([tf.cast(column, losses.dtype) for column in columns], axis=1)

@@ -9,7 +9,7 @@ Engines whose step is a graph share one loop (see `graph_loop`); the asynchronou
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -175,7 +175,9 @@ class Engine(Protocol):
 class Sync(Protocol):
     """What `sync=` takes."""
 
-    homes: ClassVar[tuple[str, ...]]  # the values of `variables=` that have a meaning; the first is preferred
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The values of `variables=` that have a meaning; the first is preferred."""
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         """What does not go with this number of devices."""

@@ -12,7 +12,7 @@ import keras
 from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.hardware.joining import joined
+from colonnade.hardware.joining import machines
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.fit_dataset import FitDataset
@@ -75,12 +75,12 @@ def fit(
         2
     """
     check("fit()", profile_problems(profile))
+    if not machines().is_first:  # one machine says what all do
+        arguments["verbose"] = 0
     console = Console(quiet=not arguments.get("verbose", "auto"))
     say = partial(console.print, highlight=False, soft_wrap=True)
     how = How.chosen("fit()", devices, sync, variables, prove, split, per_device=per_device)
     check("fit()", [*how.problems(model), *_of_checkpoint(checkpoint, model, how.sync, arguments)])
-    if not how.peers.is_first:  # one machine says what all do
-        arguments["verbose"], console.quiet = 0, True
     steps = ModelSteps.of(model, how, "fit()", say)
     model.train_function, model.test_function = steps.train, steps.test
     watching = profiled_by(profile, how.devices, arguments)
@@ -116,10 +116,10 @@ def fit(
 def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:
     if checkpoint is None:
         return
+    if machines().size > 1:
+        rule = "is for one machine in cn.fit; cn.Trainer saves trainings of several"
+        yield Problem("checkpoint", checkpoint.directory, rule, "Use cn.Trainer, or a callback of Keras")
     yield from checkpoint_problems(checkpoint, model, arguments)
-    if joined() is not None:
-        rule = "is saved by cn.fit on one machine only"
-        yield Problem("checkpoint", checkpoint, rule, "Use cn.Trainer, which goes on on several machines")
     if not isinstance(sync, Synchronous):
         rule = "is not saved by cn.fit, whose callbacks see averages that it would go on from"
         yield Problem("sync", sync, rule, "Leave it out, or use cn.Trainer, which goes on in every mode")

@@ -39,7 +39,7 @@ from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
-from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch
+from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch, sizes_told
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.variables.saved_state import Resumable, SavedState
 
@@ -122,7 +122,7 @@ class KerasStep:
         except tf.errors.InvalidArgumentError as error:
             if OTHER_BATCH not in error.message:
                 raise
-            raise other_batch(error.message) from None
+            raise other_batch(sizes_told(error.message)) from None
         self._engine.leave()
         return logs
 

@@ -61,8 +61,7 @@ class How:
         yield from _problems(model, self.sync, len(self.devices))
         yield from of_prove(self.prove)
         yield from _of_inputs(self.split, self.per_device, self.sync, self.variables)
-        yield from of_machines(None, self.sync)
-        yield from _of_several_machines(model, self.sync, self.split, self.per_device)
+        yield from _of_machines(model, self.sync, self.split, self.per_device)
 
     @property
     def home(self) -> str:
@@ -136,8 +135,30 @@ def _step(
         if has_own(model, "train_step")
         else KerasStep(model, devices, sync, mode, prover, split, peers)
     )
-    alone = len(devices) == 1 and not peers.several
-    return CutOrWhole(step, whole) if alone and split.named is None else step
+    cuts = peers.several or len(devices) > 1 or split.named is not None
+    return step if cuts else CutOrWhole(step, whole)
+
+
+def _of_machines(model: Any, sync: Any, split: Any, per_device: Any) -> Iterator[Problem]:
+    """What does not work where several machines train together."""
+    if isinstance(sync, Synchronous) and sync.data != "whole":
+        rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
+        yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
+    if getattr(sync, "across", "devices") != "devices":
+        rule = "is for cn.Trainer: Keras looks at the model after every step, when machines differ"
+        yield Problem("across", sync.across, rule, "Leave it out, or use cn.Trainer")
+        return
+    yield from of_machines(None, sync)
+    if joined() is None:
+        return
+    if isinstance(model, keras.Model) and has_own(model, "train_step"):
+        rule = "has a train_step of its own, which is for the devices of one machine"
+        yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")
+    rule, fix = "is for the devices of one machine", "Leave it out, or train on one machine"
+    if per_device is True:
+        yield Problem("per_device", per_device, rule, fix)
+    if split is not None:
+        yield Problem("split", split, rule, fix)
 
 
 def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterator[Problem]:
@@ -155,23 +176,6 @@ def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterat
         if variables not in ("auto", "mirrored"):
             rule = "has no meaning with per_device=True, where every device has what it writes"
             yield Problem("variables", variables, rule, "Leave it out")
-
-
-def _of_several_machines(model: Any, sync: Any, split: Any, per_device: Any) -> Iterator[Problem]:
-    """What is for the devices of one machine only."""
-    if isinstance(sync, Synchronous) and sync.data != "whole":
-        rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
-        yield Problem("data", sync.data, rule, 'Leave it out for data="whole"')
-    if joined() is None:
-        return
-    rule, fix = "is for the devices of one machine", "Leave it out, or train on one machine"
-    if split is not None:
-        yield Problem("split", split, rule, fix)
-    if per_device:
-        yield Problem("per_device", per_device, rule, fix)
-    if isinstance(model, keras.Model) and has_own(model, "train_step"):
-        own = "has a train_step of its own, which is for the devices of one machine"
-        yield Problem("model", model.name, own, "Use cn.Trainer with its loss, or train on one machine")
 
 
 def _distributed(model: keras.Model) -> Iterator[Problem]:

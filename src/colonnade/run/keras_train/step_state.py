@@ -38,6 +38,7 @@ class StepState:
 
     @property
     def num_replicas(self) -> int:
+        """On all machines, of which there is one."""
         return len(self.devices)
 
     def prepare(self, batch: Arguments) -> None:

@@ -66,6 +66,20 @@ class Collective:
         total.set_shape(tensor.shape)
         return total
 
+    def each(self, tensor: Any) -> Any:
+        """A vector that has the same static size on all machines: a row of each."""
+        with tf.device(HOST):
+            every = tf.raw_ops.CollectiveGatherV2(
+                input=tensor,
+                group_size=self._size,
+                group_key=GROUP,
+                instance_key=next(self._keys),
+                ordering_token=[self._token.handle],
+                communication_hint="auto",
+                timeout_seconds=0,
+            )
+            return tf.reshape(every, [self._size, tensor.shape[0]])
+
     def rows(self, tensor: Any, counts: Any) -> Any:
         """The rows of all machines, one after the other.
 

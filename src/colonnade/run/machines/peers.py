@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from colonnade.errors import Problem
 from colonnade.hardware import joining
 from colonnade.hardware.meeting import IN_STEPS, OTHERWISE, Meeting
 from colonnade.hardware.placement import short
+from colonnade.run.batch.split import sizes
 from colonnade.run.machines.collective import HOST, Collective, carried, packed
 
 LAST_WORDS = 3.0
@@ -43,10 +45,12 @@ class Peers:
     collective: Collective | None = field(default=None, compare=False)
     generation: int | None = None  # how often the cluster was started before
     sharded: bool = False  # whether each brings data of its own, and does not read all of them
+    apart: bool = False  # whether each trains by itself for some steps
 
     @property
     def several(self) -> bool:
-        return len(self.devices) > 1
+        """Whether machines make every step together."""
+        return len(self.devices) > 1 and not self.apart
 
     @property
     def is_first(self) -> bool:
@@ -62,16 +66,31 @@ class Peers:
         """The number of this machine's first device among those of all machines."""
         return sum(map(len, self.devices[: self.rank]))
 
+    @property
+    def offset(self) -> int:
+        """The number of the first of the slices that this machine cuts a batch into."""
+        return self.first if self.sharded or self.apart else 0
+
     def own(self, counts: Sequence[int]) -> Sequence[int]:
         """Of the sizes of all slices, those of this machine's; none, if there are more devices than rows."""
-        if not self.several or self.sharded:
+        if not self.several or self.sharded:  # they are those of this machine's rows
             return counts
         return counts[self.first : self.first + len(self.devices[self.rank])]
+
+    def rows(self, total: int) -> list[int]:
+        """Of a batch that all machines have, the rows of each."""
+        counts = sizes(total, self.total)
+        ends = [sum(map(len, self.devices[:m])) for m in range(len(self.devices) + 1)]
+        return [sum(counts[begin:end]) for begin, end in pairwise(ends)]
 
     def with_own_data(self) -> "Peers":
         """The same, where each machine brings data of its own."""
         assert self.collective is not None
         return replace(self, sharded=True, collective=self.collective.of_one_training())
+
+    def by_themselves(self) -> "Peers":
+        """The same, where each machine makes its steps by itself: sums and rows are its own."""
+        return replace(self, apart=True)
 
     def begin_graph(self) -> None:
         """Before the graph of a step is built."""

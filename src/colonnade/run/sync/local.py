@@ -86,7 +86,7 @@ class Local(GraphEngine):
             undo = lambda: self._undone(before)  # noqa: E731
         with tf.control_dependencies(calls):
             skipped = self.guard.guarded(
-                self.guard.watched(tf.stack(list(map(self.guard.health, shares))), per_replica, penalties),
+                self.guard.watched(shares, per_replica, penalties),
                 lambda: self._written(gradients, amounts),
                 undo,
             )

@@ -31,6 +31,7 @@ from colonnade.run.sync.over_machines import (
     outputs_of_all,
     over_machines,
     refused,
+    sizes_told,
 )
 from colonnade.run.sync.same_training import same_training, same_values
 from colonnade.run.sync.slice_sums import SliceSums
@@ -96,6 +97,9 @@ class Lockstep(GraphEngine):
         workers: who computes the gradients: replicas, or rows of a pipeline.
         shares: how many rows of a batch each worker gets.
     """
+
+    # Whether `gradient` is the plain sum, which a compiled update may make by itself.
+    plain_sum: ClassVar[bool] = True
 
     def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
         super().__init__(settings, traces)
@@ -174,7 +178,8 @@ class Lockstep(GraphEngine):
     def _traced(self, batch: Arguments) -> list[Objective]:
         """A trace for each slice."""
         parts = slice_specs(batch, self.workers.slices(self.cut(batch)))
-        return [self.workers.trace(part, i, len(parts)) for i, part in enumerate(parts)]
+        first = self.peers.offset
+        return [self.workers.trace(part, first + i, first + len(parts)) for i, part in enumerate(parts)]
 
     def _how(self, batch: Arguments) -> list[Recipe]:
         """For each parameter how to add up the gradients of the slices."""
@@ -209,8 +214,8 @@ class Lockstep(GraphEngine):
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
         sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
         known: Bindings = {}
-        alone = not self.peers.several
-        at_once = self.workers.sums_itself(rows) if alone and sums.weight is None else None
+        plain = self.plain_sum and sums.weight is None and not self.peers.several
+        at_once = self.workers.sums_itself(rows) if plain else None
         totals = [] if at_once is not None else self._totals(shares, how, order)
         present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
         if self.peers.several:
@@ -226,7 +231,7 @@ class Lockstep(GraphEngine):
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows)
         else:
-            gradients = self._gradient(totals, present, weight, how)
+            gradients = self.gradient(totals, present, weight, how)
             gradients, loss, penalty = self.traces.with_penalty(
                 gradients, loss, self.devices[0], partial(self.housed.bindings_after, calls)
             )
@@ -234,7 +239,7 @@ class Lockstep(GraphEngine):
         self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            watched = self.guard.watched(sums.health, sums.replicas, [penalty])
+            watched = self.guard.rows(sums.health, sums.replicas, [penalty])
             skipped = self.guard.guarded(watched, write, undo)
         return Outcome(loss, metrics, sums.replicas, skipped, outputs)
 
@@ -245,7 +250,7 @@ class Lockstep(GraphEngine):
         layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
         return [self.workers.reduced(layer, order) for layer in layers]
 
-    def _gradient(
+    def gradient(
         self, totals: Totals, present: Sequence[int], weight: Any, how: Sequence[Recipe]
     ) -> list[Any]:
         """The gradient of the global batch, from sums; over the weight if there is one."""
@@ -295,7 +300,7 @@ class Lockstep(GraphEngine):
 
     def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
         if OTHER_BATCH in error.message:
-            return other_batch(error.message)
+            return other_batch(sizes_told(error.message))
         return super().explained(error)
 
     def culprit(self, replica: int, bad: Sequence[str]) -> str:

@@ -192,14 +192,19 @@ def refused(traces: Sequence[Objective]) -> Iterator[Problem]:
                 return
 
 
-def other_batch(message: str) -> InvalidArgument:
-    """What to raise if machines do not have the same batch, of sizes that the message tells."""
-    sizes = re.search(rf"{OTHER_BATCH}\] \[([\d ]+)\]", message)
+def sizes_told(message: str) -> list[str]:
+    """The sizes of batches that the message of the assertion tells."""
+    words = re.search(rf"{OTHER_BATCH}\] \[([\d ]+)\]", message)
+    return words[1].split() if words else []
+
+
+def other_batch(sizes: Sequence[Any]) -> InvalidArgument:
+    """What to raise if machines do not have the same batch, but some of these sizes."""
     rule = (
         "is not the same on all machines: each must read all of the data in the same order (a list of files "
         "in the order of the disk, a generator of random numbers or a clock may differ)"
     )
-    told = f"batches of {' and '.join(sizes[1].split())} rows" if sizes else "a batch"
+    told = f"batches of {' and '.join(map(str, sizes))} rows" if sizes else "a batch"
     fix = "Sort the files, seed what is random, and read the same files everywhere"
     return InvalidArgument("fit()", [Problem("data", told, rule, fix)])
 

@@ -1,16 +1,22 @@
 """`cn.LocalSGD`, `cn.DiLoCo` and `cn.Elastic`, values of `sync=`: their arguments and checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
 
 import keras
 
 from colonnade.errors import Problem, check, whole
+from colonnade.run.batch.shares import EvenShares
 from colonnade.run.engine.protocols import Settings
+from colonnade.run.engine.traces import Traces
+from colonnade.run.machines.compression import KINDS
 from colonnade.run.sync.averaging import Averaged, Pulled
 from colonnade.run.sync.local import Local
+from colonnade.run.sync.machine_joins import MachineJoins
+from colonnade.run.sync.workers import Replicas
+from colonnade.run.variables.homes import MODES
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,10 @@ class LocalSGD:
         every: steps between averages.
         outer: a Keras optimizer that treats what the average has moved by as a gradient; without one
             the replicas go on from the average itself.
+        across: `devices`: each device is a replica of its own; `machines`: each machine is, and its devices
+            train synchronously (see `docs/machines_training.md`).
+        compress: across machines, how what parameters have moved by is sent: as it is (None), as `bfloat16`,
+            or as `int8`.
 
     Example:
         >>> import colonnade as cn, keras
@@ -29,21 +39,27 @@ class LocalSGD:
 
     every: int
     outer: Any = None
-    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+    across: str = "devices"
+    compress: str | None = None
 
     def __post_init__(self) -> None:
-        check(
-            "LocalSGD()", [*whole("every", self.every, 1, like=8, numpy=True), *_outer_problems(self.outer)]
-        )
+        amiss = [*whole("every", self.every, 1, like=8, numpy=True), *_outer_problems(self.outer)]
+        check("LocalSGD()", [*amiss, *_across_problems(self.across, self.compress)])
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        return homes_across(self.across)
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
-    def engine(self, settings: Settings) -> Local:
+    def engine(self, settings: Settings) -> Local | MachineJoins:
         # A copy of its own: the optimizer's state belongs to one training.
         outer = self.outer
         if outer is not None:
             outer = type(outer).from_config({**outer.get_config(), "name": "outer"})
+        if self.across == "machines":
+            return _joins(settings, int(self.every), Averaged(outer), self.compress)
         return Local(settings, int(self.every), Averaged(outer))
 
 
@@ -56,6 +72,7 @@ class DiLoCo:
 
     Args:
         every: steps between averages.
+        across, compress: as for `LocalSGD`.
 
     Example:
         >>> import colonnade as cn
@@ -63,17 +80,23 @@ class DiLoCo:
     """
 
     every: int = 32
-    homes: ClassVar[tuple[str, ...]] = ("mirrored",)
+    across: str = "devices"
+    compress: str | None = None
 
     def __post_init__(self) -> None:
-        check("DiLoCo()", whole("every", self.every, 1, like=8, numpy=True))
+        amiss = whole("every", self.every, 1, like=8, numpy=True)
+        check("DiLoCo()", [*amiss, *_across_problems(self.across, self.compress)])
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        return homes_across(self.across)
 
     def problems(self, num_devices: int) -> Iterator[Problem]:
         yield from ()
 
-    def engine(self, settings: Settings) -> Local:
+    def engine(self, settings: Settings) -> Local | MachineJoins:
         outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-        return LocalSGD(self.every, outer).engine(settings)
+        return LocalSGD(self.every, outer, self.across, self.compress).engine(settings)
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,29 @@ class Elastic:
 
     def engine(self, settings: Settings) -> Local:
         return Local(settings, int(self.every), Pulled(float(self.alpha)))
+
+
+def homes_across(across: str) -> tuple[str, ...]:
+    """Where variables may live: what trains synchronously may have any home, what does not, its own."""
+    return MODES if across == "machines" else ("mirrored",)
+
+
+def _joins(settings: Settings, every: int, join: Averaged, compress: str | None) -> MachineJoins:
+    settings = replace(settings, peers=settings.peers.by_themselves())
+    traces = Traces(settings)
+    shares = EvenShares(len(settings.devices))
+    workers = Replicas(settings, traces)
+    return MachineJoins(settings, traces, workers, shares, every=every, join=join, compress=compress)
+
+
+def _across_problems(across: Any, compress: Any) -> Iterator[Problem]:
+    if across not in ("devices", "machines"):
+        yield Problem("across", across, "must be devices or machines", "Leave it out for devices")
+    if compress not in KINDS:
+        yield Problem("compress", compress, "must be None, bfloat16 or int8", "Leave it out")
+    elif compress is not None and across != "machines":
+        rule = "is for what machines send to each other"
+        yield Problem("compress", compress, rule, 'Leave it out, or choose across="machines"')
 
 
 def _outer_problems(outer: Any) -> Iterator[Problem]:

@@ -135,7 +135,8 @@ class Replicas:
             parts = slices(batch, counts, factor=1.0)  # how many rows all machines have is known later
         else:
             parts = slices(batch, counts, range(first, first + len(own)))
-        traces = [self.trace(part, first + i, len(counts)) for i, part in enumerate(parts)]
+        total = self._peers.offset + len(counts)
+        traces = [self.trace(part, first + i, total) for i, part in enumerate(parts)]
         bindings = [
             housed.bindings(i, traced.captures) | housed.stand_ins(i, traced.captures)
             for i, traced in enumerate(traces)

@@ -58,14 +58,14 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
     yield from outside()
     if joined() is None:
         return
-    fix = "Use cn.Synchronous(), the default, or train on one machine"
+    fix = 'Use cn.Synchronous(), cn.LocalSGD(..., across="machines"), or train on one machine'
     if pipeline is not None:
         rule = "is for the devices of one machine"
         yield Problem("devices", "a cn.Pipeline", rule, "Pass plain devices, or train on one machine")
     elif isinstance(sync, Synchronous) and sync.shares != "even":
         rule = "is measured on the devices of one machine"
         yield Problem("shares", sync.shares, rule, 'Leave it out for shares="even", or train on one machine')
-    elif not isinstance(sync, Synchronous):
+    elif not isinstance(sync, Synchronous) and getattr(sync, "across", None) != "machines":
         rule = "is for the devices of one machine"
         yield Problem("sync", type(sync).__name__, rule, fix)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.checkpoint.manifest import Manifest
@@ -11,10 +13,11 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.graph_loop import GraphStream
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Chunk, Stream
-from colonnade.run.machines.peers import Peers
+from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.record.progress import Progress
 from colonnade.run.record.run_log import RunLog
+from colonnade.run.sync.over_machines import other_batch
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.signals import Interruption
 
@@ -36,7 +39,8 @@ class Fitting:
     interrupted: Interruption
     log: RunLog
     profiling: Profiling
-    peers: Peers
+    peers: Peers = ALONE
+    apart: bool = False  # whether each machine tells of its own rows, so that what they tell is averaged
     history: History = field(init=False, default_factory=History)
     begin: int = field(init=False)  # the step after which the fit began, maybe in an earlier run
     stopped: bool = field(init=False, default=False)  # by a callback, now or in an earlier run
@@ -103,7 +107,10 @@ class Fitting:
         """What all machines want of the next call: as many steps as the least of them, or none."""
         told = self.interrupted.told() if self.interrupted.is_set() else None
         rows = self.stream.rows_at_hand if isinstance(self.stream, GraphStream) else 0
-        every = self.peers.exchange("the next steps", [self._wanted(), told, self.stopped, rows])
+        seen = self.stream.digest_at_hand() if self.apart and isinstance(self.stream, GraphStream) else []
+        every = self.peers.exchange("the next steps", [self._wanted(), told, self.stopped, rows, seen])
+        if any(one[4] != seen for one in every):  # where steps do not tell of it themselves
+            raise other_batch([one[3] for one in every])
         for signal in [one[1] for one in every if one[1] is not None]:
             self.interrupted.hear(*signal)
         self.stopped = any(one[2] for one in every)
@@ -120,12 +127,24 @@ class Fitting:
             chunk = self.stream.take(wanted)
         if self.peers.sharded and chunk is not None:
             chunk = replace(chunk, examples=sum(self.rows_of_all))
+        if self.apart and self.peers.several and chunk is not None:
+            chunk = self._of_all(chunk)
         if self.peers.several:
             early = "has come to the end of its data" if chunk is None else None
             if chunk is not None and chunk.steps < wanted:
                 early = f"made {chunk.steps} of {wanted} steps, and then came to another size of batch"
             self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
         return chunk
+
+    def _of_all(self, chunk: Chunk) -> Chunk:
+        """What the machines tell of the same steps, each of its own rows: averaged by how many they are."""
+        every = self.peers.exchange("losses", [chunk.losses, chunk.metrics, chunk.replicas])
+        weights = self.peers.rows(chunk.examples // chunk.steps)
+        names = list(chunk.metrics)
+        losses = np.average([one[0] for one in every], axis=0, weights=weights)
+        means = {name: np.average([one[1][name] for one in every], weights=weights) for name in names}
+        replicas = [loss for one in every for loss in one[2]]
+        return replace(chunk, losses=losses.tolist(), metrics=means, replicas=replicas)
 
     def _wanted(self) -> int:
         """Steps up to the next log line or save, in calls short enough to be interrupted."""

@@ -4,6 +4,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from colonnade.run.record.run_facts import facts, peaks
 from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
+from colonnade.run.sync.machine_joins import MachineJoins
 from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
@@ -132,20 +134,11 @@ class Trainer:
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
             self._peers = peers_of(self.devices, "Trainer()")
-            settings = Settings(
-                loss,
-                optimizer,
-                self.devices,
-                mode,
-                penalty,
-                on_nan,
-                dealt.by,
-                compilation=self._compilation,
-                peers=self._peers,
-            )
+            settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)
+            settings = replace(settings, compilation=self._compilation, peers=self._peers)
             self._engine = sync.engine(settings)
-            if isinstance(self._engine, Lockstep):
-                self._peers = self._engine.peers  # which know whether each brings its own data
+            if isinstance(self._engine, Lockstep) and self._engine.peers.sharded:
+                self._peers = self._engine.peers
             self._evaluation = Evaluation(loss, self.devices)
         self._loop = self._engine.loop(
             lambda outcome, _: (outcome.loss, outcome.metrics, outcome.skipped, outcome.ages)
@@ -313,8 +306,11 @@ class Trainer:
                 log,
                 profiling,
                 self._peers,
+                isinstance(self._engine, MachineJoins),
             )
             history = fitting.run()
+            if isinstance(self._engine, MachineJoins):
+                self._engine.join_now()
         history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
         history.compiled = self._compilation.verdict

@@ -245,9 +245,9 @@ class Homes:
         """
         states = [state for state in self.states.values() if state.trained]
         values = [(state, self._one_value(state, mean, known)) for state in states]
-        return [home.assign(value) for state, value in values for home in self._homes(state.original)]
+        return [home.assign(value) for state, value in values for home in self.holders(state.original)]
 
-    def _homes(self, variable: tf.Variable) -> list[tf.Variable]:
+    def holders(self, variable: tf.Variable) -> list[tf.Variable]:
         """All variables that hold its value between steps."""
         held = [self.own(i, [variable])[0] for i in range(len(self.devices))]
         return list({id(one): one for one in held}.values())
