@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections import defaultdict
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The tests are about virtual CPU devices, also on a machine with cards.
@@ -57,5 +58,15 @@ def unproved(request, monkeypatch):
         monkeypatch.setattr(trainer.Trainer, "_to_prove", lambda self, prover: None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are long are left out
 def pytest_collection_modifyitems(items):
+    families = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for members in families.values():
+        (every,) = members[0].get_closest_marker("sampled").args
+        for number, item in enumerate(members):
+            if number % every:
+                item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))

@@ -272,6 +272,7 @@ WAYS_CHOSEN = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("way", "name", "slow"), kept(WAY_CASES, *WAYS_CHOSEN))
 def test_what_is_late_in_other_ways_of_training_changes_nothing(way, name, slow):
     kind, options, reference = WAYS[way]

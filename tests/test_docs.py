@@ -10,6 +10,7 @@ import subprocess
 from statistics import geometric_mean, median
 
 import pytest
+import tensorflow as tf
 from families import kept
 from fresh import ROOT, forked
 
@@ -92,6 +93,7 @@ def test_pages_print_what_they_say(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
+    tf.random.set_seed(None)  # other tests set one, and an example shows a shuffle's
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
 

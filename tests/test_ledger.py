@@ -112,6 +112,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.long
 def test_a_soak_goes_on_where_it_was_killed(project):
     first = soak(project)
     while not (project / "begun").exists():

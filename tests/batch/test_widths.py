@@ -18,11 +18,24 @@ def test_a_dim_is_open_from_its_second_size_on_and_stays_so():
     assert shapes(widths, tf.ones([4, 7, 3]), tf.ones([4])) == [(4, None, None), (4,)]
 
 
-def test_the_first_dim_and_what_passes_whole_are_known():
+def test_the_first_dim_is_known_and_widths_of_what_passes_whole_are_opened_too():
+    """The whole batch goes to every device where a loss needs it, and is as wide as its slices."""
     widths = Widths()
-    for rows, width in ((4, 5), (3, 6)):
-        found = shapes(widths, tf.ones([rows, 2]), broadcast(tf.ones([2, width])))
-        assert found == [(rows, 2), (2, width)]
+    assert shapes(widths, tf.ones([4, 2]), broadcast(tf.ones([2, 5]))) == [(4, 2), (2, 5)]
+    assert shapes(widths, tf.ones([3, 2]), broadcast(tf.ones([2, 6]))) == [(3, 2), (2, None)]
+    assert shapes(widths, tf.ones([3, 2]), broadcast(tf.ones([7, 6]))) == [(3, 2), (7, 6)]
+
+
+def test_one_spec_serves_all_widths_of_what_passes_whole():
+    batch = Arguments((tf.ones([4, 2]), broadcast(tf.ones([4, 5]))), {}).opened([(), (1,)])
+    assert [tuple(component.shape) for component in batch.resized(2).components()] == [(2, 2), (4, None)]
+
+
+def test_dims_that_a_dataset_does_not_know_are_open_from_the_start():
+    widths = Widths()
+    spec = tf.TensorSpec([None, None, 2]), tf.TensorSpec([None])
+    widths.expect(Arguments(spec, {}))
+    assert shapes(widths, tf.ones([4, 7, 2]), tf.ones([4])) == [(4, None, 2), (4,)]
 
 
 def test_batches_of_another_kind_have_widths_of_their_own():

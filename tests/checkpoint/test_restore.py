@@ -52,6 +52,7 @@ def split(devices, steps, folder):
     return model, {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [3, *long(1)])
 def test_layers_split_by_width_go_on_on_another_number_of_devices(tmp_path, devices):
     """The parts of a variable, and those of its slots, are slices of one tensor in the checkpoint."""

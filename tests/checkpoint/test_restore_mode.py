@@ -40,6 +40,7 @@ def trained(mode, steps, folder=None, *, devices=1, optimizer="Adam"):
     return w.numpy(), history.resumed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

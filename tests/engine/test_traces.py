@@ -135,3 +135,33 @@ def test_a_penalty_of_some_rows_is_scaled_like_the_loss(name):
     )
     trainer.train_on_batch(ONES)
     np.testing.assert_allclose(table.numpy(), [[1, 1], [0.5, 0.5], [0.5, 0.5], [1, 1]])
+
+
+class Counting(keras.optimizers.SGD):
+    """Has a variable that it does not list, and that its updates depend on."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.count = tf.Variable(0.0)
+
+    def apply(self, gradients, trainable_variables=None):
+        self.count.assign_add(1.0)
+        super().apply([g * self.count for g in gradients], trainable_variables)
+
+
+@pytest.mark.parametrize("mode", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Counting(0.1), lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.1), 8.0)],
+    ids=["own", "Nadam with a scale"],
+)
+def test_what_an_optimizer_does_not_list_is_written_once_a_step(mode, make):
+    found = []
+    for devices in (1, 3):
+        w = tf.Variable([[1.0], [2.0]])
+        options = {"variables": mode} if devices > 1 else {}
+        trainer = cn.Trainer(lambda x, w=w: tf.squeeze(x @ w, 1) ** 2, make(), devices=devices, **options)
+        for _ in range(3):
+            trainer.train_on_batch(tf.constant([[1.0, 0.5], [0.2, 1.0], [2.0, 1.0]]))
+        found.append(w.numpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)

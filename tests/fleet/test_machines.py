@@ -57,7 +57,7 @@ def gone(pids, seconds=10):
 
 
 SAYS = """
-names = ("COLONNADE_MACHINES", "COLONNADE_PRIVATE_NETWORK", "SECRET", "TF_SETTING")
+names = ("COLONNADE_MACHINES", "COLONNADE_PRIVATE_NETWORK", "SECRET", "TF_SETTING", "CUDA_VISIBLE_DEVICES")
 heard = [os.environ.get(name) for name in names]
 print(json.dumps([name, rank, generation, sys.argv[1:], os.getcwd(), sys.stdin.read(), heard]))
 """
@@ -76,7 +76,7 @@ def test_each_machine_runs_the_program_as_it_was_written(tmp_path):
     assert code == 0, errors
     assert [line[:4] for line in lines] == ["a | ", "b | "]
     for rank, line in enumerate(lines):
-        said = ["a,b", "1", None, "y"]
+        said = ["a,b", "1", None, "y", (None, "-1")[rank]]  # the second may use no card
         assert json.loads(line[4:]) == ["ab"[rank], rank, 0, arguments, str(folder), "", said]
     asked = [ast.literal_eval(line) for line in (folder / "ssh" / "asked").read_text().splitlines()]
     assert all(words[-1].endswith(" -P -m colonnade.fleet.far_end") for words in asked if "-G" not in words)
@@ -187,6 +187,20 @@ def test_a_killed_launcher_leaves_nothing(tmp_path, options, leased):
     assert gone([*pids, *(process.pid for process in below)])
     assert claims(tmp_path / "leases") == ()
     job.process.communicate()
+
+
+def test_nobody_reads_what_is_printed(tmp_path):
+    job = Launched(
+        tmp_path, "--local", "2", program="while True: print(os.getpid(), flush=True); time.sleep(0.1)"
+    )
+    pids = {int(line.split(" | ")[1]) for line in job.lines(6)}
+    job.process.stdout.close()
+    assert job.process.wait(timeout=20) == 141
+    assert gone(pids)
+    errors = job.process.stderr.read()
+    assert "Error" not in errors
+    job.process.stdin.close()
+    job.process.stderr.close()
 
 
 def test_more_cards_than_a_machine_has(tmp_path):

@@ -243,5 +243,24 @@ def ddpm():
     return made, (tf.data.Dataset.from_tensor_slices(FLAT).batch(8),)
 
 
+class Flipped(keras.layers.Layer):
+    """Turns signs at random, from a generator of the layer's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(11)
+
+    def call(self, x):
+        signs = 2 * keras.random.binomial(ops.shape(x), 1, 0.5, seed=self.seed, dtype=x.dtype) - 1
+        return x * signs
+
+
+def seeded_layer():
+    """Outside of training too, so that there is nothing to compare."""
+    made = keras.Sequential([keras.Input([6]), Flipped(), keras.layers.Dense(2)])
+    made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made, (FLAT, FLAT[:, :2])
+
+
 # What they draw is not what one device draws, so they are trained and not compared.
-RANDOM = {"VAE": vae, "DCGAN": dcgan, "DDPM": ddpm}
+RANDOM = {"VAE": vae, "DCGAN": dcgan, "DDPM": ddpm, "a generator of a layer's own": seeded_layer}

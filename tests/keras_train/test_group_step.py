@@ -71,7 +71,8 @@ def close(one, other):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
 
 
-def test_on_one_device_it_is_the_training_of_keras():
+@pytest.mark.parametrize("validation", [None, *long(3)])
+def test_on_one_device_it_is_the_training_of_keras(validation):
     both = []
     for fit in (keras.Model.fit, lambda model, *a, **b: cn.fit(model, *a, devices=1, **b)):
         model = made()
@@ -145,10 +146,16 @@ def test_several_devices_take_a_batch_each(devices):
         min(i + devices, 7 if False else i + devices) - 1 for i in range(0, 7, devices)
     ]
     assert model.steps_per_execution == 1
-    # Validation is that of Keras, batch after batch.
+
+
+@pytest.mark.long
+def test_validation_of_several_batches_at_a_time_is_that_of_keras():
+    model = made()
+    options = {"shuffle": False, "verbose": 0, "validation_data": dataset(4)}
+    found = cn.fit(model, dataset(), devices=3, per_device=True, **options).history
     keras_says = model.evaluate(dataset(4), verbose=0)
-    np.testing.assert_allclose(found["val_loss"][-1], keras_says[0], atol=1e-9)
-    ours = cn.evaluate(model, dataset(4), devices=devices, per_device=True, verbose=0)
+    np.testing.assert_allclose([found["val_loss"][0], found["val_mae"][0]], keras_says, atol=1e-9)
+    ours = cn.evaluate(model, dataset(4), devices=3, per_device=True, verbose=0)
     np.testing.assert_allclose(ours, keras_says, atol=1e-9)
 
 
@@ -171,6 +178,7 @@ def test_a_step_of_its_own_takes_a_batch_on_each_device():
     assert set(found) == {"last", "loss", "mae"}
 
 
+@pytest.mark.long
 def test_widths_are_traced_once():
     model, traced = made(), []
     model.more.append(keras.layers.Lambda(lambda x: traced.append(1) or x, output_shape=lambda shape: shape))

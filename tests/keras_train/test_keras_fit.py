@@ -358,6 +358,38 @@ def test_a_second_fit_traces_nothing_until_the_model_is_compiled_again():
     assert layer.traces > before
 
 
+class Passes(Counted):
+    """Hands on what it is given, with its mask."""
+
+    supports_masking = True
+
+    def call(self, x):
+        self.traces += 1
+        return x
+
+
+@pytest.mark.long
+def test_masked_batches_of_many_widths_are_not_traced_one_by_one():
+    """Every device is given the whole batch there, which is as wide as its slices."""
+
+    def traces(count):
+        rng = np.random.default_rng(0)
+        batches = [(rng.integers(0, 9, (6, w)), rng.integers(0, 3, (6, w))) for w in range(4, 4 + count)]
+        kind = tf.TensorSpec([None, None], "int64")
+        data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=(kind, kind))
+        keras.utils.set_random_seed(0)
+        layer = Passes()
+        inner = [keras.layers.Embedding(9, 4, mask_zero=True), layer, keras.layers.Dense(3)]
+        made = keras.Sequential([keras.Input([None], dtype="int64"), *inner])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+        data = data.apply(tf.data.experimental.assert_cardinality(count))
+        cn.fit(made, data, devices=2, shuffle=False, verbose=0)
+        return layer.traces
+
+    assert traces(7) == traces(2)
+
+
 def test_widths_that_vary_are_traced_twice():
     batches = [(RNG.normal(size=[8, width]).astype("float32"), TARGETS[:8]) for width in (4, 6, 5, 7, 3)]
     both = []

@@ -114,6 +114,7 @@ def trained(fit, made, **options):
     return history.history, made.get_weights()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", kept(EXACT, "root mean square", "add_loss by example", "compared with each other", "an own sum")
 )
@@ -180,6 +181,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_made_equal_is_refused_before_anything_changes(name):
     made, says = REFUSED[name]
@@ -242,6 +244,21 @@ RIGHT = {
 }
 
 
+PROVED, WITHOUT = "proved on the first batch: ", "proved on the first batch, without the "
+# What is said of each: the proof tells them apart by trying.
+SAID = {
+    "dropout and batch norm": f"{WITHOUT}random numbers of training",
+    "an activity regularizer": PROVED,
+    "add_loss of a mean behind batch norm": f"{WITHOUT}statistics of the slices of training",
+    "add_loss behind dropout": f"{WITHOUT}random numbers of training",
+    "add_loss of a sample": "not proved on the first batch: it draws random numbers",
+    "add_loss of weights": PROVED,
+    "synchronised batch norm": PROVED,
+    "noise": f"{WITHOUT}random numbers of training",
+}
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -250,15 +267,24 @@ RIGHT = {
         *long(*(name for name in RIGHT if name not in ("dropout and batch norm", "add_loss of a sample"))),
     ],
 )
-def test_what_is_right_is_not_refused(name):
+def test_what_is_right_is_not_refused(name, capsys):
     made = model(*RIGHT[name])
-    weight = RNG.uniform(size=15)
-    history = cn.fit(made, X[:15], Y[:15], devices=4, sample_weight=weight, batch_size=13, verbose=0).history
+    weight, before = RNG.uniform(size=15), made.get_weights()
+    options = {"devices": 4, "batch_size": 13, "shuffle": False, "verbose": 2}
+    history = cn.fit(made, X[:15], Y[:15], sample_weight=weight, **options).history
     assert np.isfinite(history["loss"][0])
+    assert any(not np.array_equal(a, b) for a, b in zip(made.get_weights(), before, strict=True))
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "proved" in line]
+    assert said.startswith(SAID[name]), said
 
 
-def test_noise_in_the_loss_is_not_refused():
-    cn.fit(model(kind=Noisy), X, Y, devices=4, verbose=0)
+def test_noise_in_the_loss_is_not_refused(capsys):
+    made = model(kind=Noisy)
+    history = cn.fit(made, X, Y, devices=4, shuffle=False, verbose=2).history
+    assert "not proved on the first batch: it draws random numbers" in capsys.readouterr().out
+    # The noise adds 0.01, give or take what 32 numbers do to that.
+    expected = model().evaluate(X, Y, verbose=0)[0] + 0.01
+    np.testing.assert_allclose(history["loss"], [expected], atol=0.2 * expected)
 
 
 def test_looking_leaves_the_training_as_it_is():
@@ -273,11 +299,16 @@ def test_looking_leaves_the_training_as_it_is():
 
 
 @pytest.mark.parametrize("policy", [*long("mixed_float16"), "mixed_bfloat16"])
-def test_half_precision_is_not_refused(policy):
+def test_half_precision_is_not_refused(policy, capsys):
     keras.config.set_dtype_policy(policy)
     try:
-        added = Adds(lambda x: ops.cast(ops.mean(x**2), "float32"))  # a mean that is computed in halves
-        made = model(keras.layers.Dense(64, activation="relu"), added)
-        cn.fit(made, X, Y, devices=3, verbose=0)
+        losses = []
+        for devices in (1, 3):
+            added = Adds(lambda x: ops.cast(ops.mean(x**2), "float32"))  # a mean that is computed in halves
+            made = model(keras.layers.Dense(64, activation="relu"), added)
+            losses += cn.fit(made, X, Y, devices=devices, shuffle=False, verbose=2).history["loss"]
     finally:
         keras.config.set_dtype_policy("float32")
+    assert "proved on the first batch: largest difference" in capsys.readouterr().out
+    # One step of bfloat16 is 0.8 percent, and a batch is one step of training.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)

@@ -237,6 +237,7 @@ def test_mistakes_are_told(tmp_path):
         fit(other, tmp_path / "one")
 
 
+@pytest.mark.long
 def test_the_directory_of_a_trainer_is_refused(tmp_path):
     w = tf.Variable(1.0)
     trainer = cn.Trainer(lambda x: w * tf.reduce_sum(x, axis=1), keras.optimizers.SGD(0.1), devices=2)

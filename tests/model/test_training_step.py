@@ -39,6 +39,7 @@ def test_a_compiled_model_is_verified_in_training():
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "cause"),
     [

@@ -69,6 +69,7 @@ def twice(x, w):
 NEST_AND_BATCH = given(nest=NESTS, rows=st.integers(1, 200), devices=st.integers(1, 8))
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @NEST_AND_BATCH
 def test_any_nest_any_batch_any_number_of_devices(nest, rows, devices):

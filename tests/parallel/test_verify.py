@@ -42,6 +42,7 @@ def gradient_of_first(x):
     return tf.identity(x), lambda dy: dy + 1e-4 * dy[:1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "cause"),
     [

@@ -18,6 +18,7 @@ def mlp_alone():
     return train(mlp, (X, Y), optimizer=lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "pipeline",
     [
@@ -142,6 +143,7 @@ def wide_end(piped, rows=None):
     return [trainer.train_on_batch(X, Y) for _ in range(3)], [v.numpy() for v in trainer.parameters], trainer
 
 
+@pytest.mark.long
 def test_a_layer_split_by_width_keeps_its_parts_where_they_are():
     found, wanted = wide_end(True), wide_end(False)
     assert_equal(found, wanted)

@@ -63,6 +63,7 @@ def test_gradients_fail_if_one_replica_is_lost(monkeypatch):
     assert "gradient" in fails("gradients")
 
 
+@pytest.mark.long
 def test_placement_fails_if_all_runs_on_one_device(monkeypatch):
     on = Traced.on
 
@@ -86,6 +87,7 @@ def lost(gradient):
     return tf.zeros_like(gradient)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", kept(TRAININGS, "variables: mirrored", "int32 and string inputs"))
 def test_trainings_fail_if_a_replicas_gradient_is_dropped(monkeypatch, name):
     def broken(gradients, devices, order, **options):
@@ -96,6 +98,8 @@ def test_trainings_fail_if_a_replicas_gradient_is_dropped(monkeypatch, name):
     assert "largest difference" in fails(name)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", kept(TRAININGS, "variables: partitioned", "mixed precision"))
 def test_trainings_fail_for_the_mean_over_slices(monkeypatch, name):
     """The classic mistake: slices of different sizes counted alike."""
@@ -123,6 +127,7 @@ def test_partitioned_fails_if_the_result_stays_with_the_owners(monkeypatch):
     fails("variables: partitioned")
 
 
+@pytest.mark.long
 def test_mixed_precision_fails_if_the_loss_is_not_scaled(monkeypatch):
     total = objective.Objective._total
 

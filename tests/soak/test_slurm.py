@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
-from fresh import QUIET, ROOT
+from fresh import QUIET, ROOT, run
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
 HOST = socket.gethostname().partition(".")[0]
@@ -168,6 +169,33 @@ def test_what_was_taken_away_is_named(slurm):
     done = srun(slurm, "-n", "2", program=program)
     assert done.returncode != 0
     assert "SLURM_STEP_NODELIST=None: is missing" in done.stderr
+
+
+def test_two_tasks_train_as_one_machine_with_two_devices(slurm, tmp_path):
+    """Sums are made in another order; float64, 40 steps."""
+    program = [str(ROOT / "tests" / "machine_training.py")]
+    command = ["srun", "-p", "here", "-n", "2", "--chdir", str(ROOT), sys.executable, *program]
+    together = subprocess.run(
+        [*command, str(tmp_path / "two"), "40"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**slurm, "COLONNADE_PRIVATE_NETWORK": "1"},
+    )
+    assert together.returncode == 0, together.stderr[-4000:]
+    alone = run([sys.executable, *program, str(tmp_path / "one"), "40", "2"])
+    assert alone.returncode == 0, alone.stderr[-4000:]
+    first, second, whole = final(together.stdout) + final(alone.stdout)
+    assert first == second
+    np.testing.assert_allclose(first, whole, rtol=1e-9, atol=1e-11)
+    refused = subprocess.run([*command, str(tmp_path / "x"), "40"], capture_output=True, text=True, env=slurm)
+    assert refused.returncode != 0
+    assert "COLONNADE_PRIVATE_NETWORK=None" in refused.stderr
+
+
+def final(out):
+    lines = [line.split()[1:] for line in out.splitlines() if line.startswith("final ")]
+    return [[float.fromhex(value) for value in values] for values in lines]
 
 
 def job_file():

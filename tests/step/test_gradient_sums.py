@@ -120,6 +120,8 @@ def test_an_optimizer_sees_the_rows_that_one_device_has(name):
     assert_equal(model, plain(reference, OPTIMIZERS[name]()))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("home", "devices", "rows"),
     [

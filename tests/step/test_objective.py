@@ -112,6 +112,7 @@ def test_a_shape_that_is_set_holds_in_a_loop_of_steps(devices):
     assert record.metrics == {"each": 3.0, "mean": 3.0}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sync", kept(SYNCS, "sync", "async", "local"))
 def test_a_gradient_that_only_slices_of_one_size_have(sync):
     """Three examples on two devices are slices of 2 and 1; both use both variables."""

@@ -45,6 +45,7 @@ def trained(monkeypatch, large, optimizer, sync=None, devices=3, loss=None, **op
     return [v.numpy() for v in (w, b, *(v.value for v in optimizer.variables))], history.losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name):
     """Parameters, slots, counters and losses, to rounding in float64: XLA may round a * b + c once."""

@@ -63,6 +63,7 @@ def ends(url, study, tmp_path):
         storage.engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "gone"), [(8, 1), *long((24, 30))])
 def test_two_machines_share_a_study_and_the_server_is_away_for_a_while(server, tmp_path, count, gone):
     study = f"both-{count}"

@@ -40,6 +40,7 @@ def test_diloco_is_the_numpy_reference():
         np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_elastic_is_the_numpy_reference(alpha):
     def pull(replicas, centre):
@@ -85,6 +86,7 @@ def test_weights_of_examples_count_in_the_average():
     np.testing.assert_allclose(found[1][1:], found[0][1:], rtol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [cn.DiLoCo(4), *long(cn.LocalSGD(4, outer=keras.optimizers.SGD(0.5)))])
 def test_assigning_to_one_variable_leaves_the_course_of_the_others(sync):
     def reached(*, assign):

@@ -29,6 +29,7 @@ OPTIMIZERS = {
 RNG = np.random.default_rng(1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("size", "name"),  # even, uneven, fewer than devices
     kept(product((24, 22, 2), OPTIMIZERS), (24, "plain"), (22, "momentum"), (2, "schedule")),
@@ -59,6 +60,7 @@ def test_with_adam_it_is_not():
     assert np.abs(local - synchronous).max() > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [*long(cn.LocalSGD(4)), cn.DiLoCo(4), *long(cn.Elastic(4, 0.2))])
 def test_steps_in_pieces_are_the_steps_in_one_fit(sync):
     """Between joins too: the replicas stay where they are, though the user's variables show the average."""
@@ -96,6 +98,7 @@ def test_what_the_user_assigns_counts(sync):
         np.testing.assert_allclose(own, value, rtol=0, atol=1e-13)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sync", [cn.LocalSGD(4), cn.Elastic(4, 0.2), cn.Synchronous()])
 def test_schedules_follow_global_steps(sync):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.0])
@@ -225,6 +228,7 @@ def test_local_sgd_16_moves_a_sixteenth_of_the_bytes():
     assert counted["local"] == counted["synchronous"] / 16
 
 
+@pytest.mark.long
 def test_dropout_draws_a_stream_of_its_own_on_every_replica_and_repeats():
     def run():
         keras.utils.set_random_seed(3)
@@ -304,6 +308,7 @@ def test_synchronised_batch_norm_is_refused():
         trainer.train_on_batch(X.astype("float32"), Y.astype("float32"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("first", "sync"),
     [

@@ -180,6 +180,7 @@ def test_batch_norm_on_two_clones():
     np.testing.assert_allclose(norm.moving_variance, np.mean([h.var(0) for h in halves], 0), atol=1e-5)
 
 
+@pytest.mark.long
 def test_variables_are_dealt_in_turn_or_by_size():
     def dealt(variables):
         parameters = [tf.Variable(tf.zeros([size]), name=f"p{size}") for size in (1, 5, 2, 4)]
@@ -293,6 +294,7 @@ def test_optimizers_that_look_at_keras_variables(home):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("home", ["mirrored", *long("shared")])
 def test_fifty_steps_on_1_2_and_4_devices(home):
     """In float64, where nothing but the order of sums can differ: 50 steps carry that to 1e-13 at most."""

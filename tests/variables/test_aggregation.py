@@ -214,6 +214,7 @@ def test_state_follows_the_word_of_its_variable(variables):
     assert_same(found, expected)  # slices of one size, so the mean of their means is that of the batch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sync",
     [
@@ -278,6 +279,7 @@ def test_a_word_without_meaning_is_refused_where_there_are_replicas(start, aggre
     cn.Trainer(loss, plain(), devices=1).train_on_batch(tf.ones([4]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Saved on 2 devices")
 @pytest.mark.parametrize(
     ("first", "then"), [(cn.Elastic(1, 0.2), 2), (cn.Asynchronous(), 2), (cn.LocalSGD(2), 3)]

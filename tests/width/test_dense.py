@@ -41,6 +41,7 @@ def whole(model, gradients):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [*long(1, 2), 4, [5, 2, 7]])
 def test_sparse_autoencoder_equals_one_device(devices):
     """1 003 columns over 4 devices; loss and gradients are those of plain Keras layers."""
@@ -77,6 +78,7 @@ def test_work_is_done_where_the_part_is():
         assert spread == Counter({f"/device:CPU:{i}": wanted for i in range(4)}) + Counter(extra), op
 
 
+@pytest.mark.long
 def test_the_trainer_updates_each_part_where_it_is():
     first = cn.width.Dense(6, gather=False, devices=3)
     second = cn.width.Dense(2, split="rows", devices=3)

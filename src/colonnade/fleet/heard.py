@@ -15,12 +15,16 @@ IGNORED = {signal.SIGTSTP}
 
 
 class HeardSignals:
-    """While it is open, signals to this process end and stop nobody, and are kept until they are taken."""
+    """While it is open, signals to this process end and stop nobody, and are kept until they are taken.
+
+    Those that are ignored already, as nohup has it, stay so.
+    """
 
     def __enter__(self) -> Self:
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _wake) for number in TAKEN}
+        heard = {number for number in TAKEN if signal.getsignal(number) != signal.SIG_IGN}
+        self._before = {number: signal.signal(number, _wake) for number in heard}
         self._before |= {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
         return self
 

@@ -107,7 +107,7 @@ def _there(
             host.name,
             address,
             remote_shell.there(host.target),
-            _request(command, inside, _lease(asked, host)),
+            _request(command, {**inside, **_hidden(host)}, _lease(asked, host)),
         )
         for host, address in zip(named, where, strict=True)
     ]
@@ -118,6 +118,11 @@ def _lease(asked: Mapping[str, Any], host: Host) -> dict[str, Any] | None:
     if host.cards == 0:
         return None
     return {**asked, "cards": asked.get("cards") if host.cards is None else host.cards}
+
+
+def _hidden(host: Host) -> dict[str, str]:
+    """What keeps a program from cards that it has no lease of."""
+    return {gpu.VISIBLE: "-1"} if host.cards == 0 else {}
 
 
 def _request(

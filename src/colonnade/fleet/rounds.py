@@ -30,7 +30,7 @@ from colonnade.fleet.worker import Place, Worker
 ANSWER = 8.5  # seconds for a machine to answer
 COMING_UP = 10.0  # before machines that are too few are looked for again
 # How long the others may go on when one has ended: until they see it, and then while the first saves.
-PATIENCE, SAVING, INTERRUPTED = 5.0, 30.0, 120.0
+PATIENCE, SAVING, INTERRUPTED = 5.0, 10.0, 120.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,17 @@ def rounds(places: Sequence[Place], *, first: int, at_least: int, restarts: int)
 
     Returns:
         0 when all workers ended so; what one failed with; 75 when it can go on and no restarts are left, or
-        somebody interrupted it; 128 + n when signal n came before the program was started.
+        somebody interrupted it; 128 + n when signal n came before the program was started; 141 when nobody
+        reads what is printed any more.
     """
+    try:
+        return _rounds(places, first, at_least, restarts)
+    except BrokenPipeError:  # nobody reads what we print, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _rounds(places: Sequence[Place], first: int, at_least: int, restarts: int) -> int:
     with HeardSignals() as heard:
         for generation in range(restarts + 1):
             with Team(places, heard) as team:

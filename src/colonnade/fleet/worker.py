@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from colonnade.fleet.wire import LONGEST, Lines, parted, told
 
@@ -40,6 +40,8 @@ class Worker:
     `said` holds what it has told: hello, port, refused, ended. Lines of the program go to our own streams,
     with the machine's name before each.
     """
+
+    closed: ClassVar[set[TextIO]] = set()  # those of our streams that nobody reads any more
 
     def __init__(self, place: Place, width: int) -> None:
         self.place, self.said = place, dict[str, Any]()
@@ -104,7 +106,13 @@ class Worker:
     def _show(self, text: str, to: TextIO) -> None:
         if "hello" not in self.said and text.strip():
             self.lost_words = text.strip()
-        print(f"{self._prefix}{text}", file=to, flush=True)
+        if to in self.closed:
+            return
+        try:
+            print(f"{self._prefix}{text}", file=to, flush=True)
+        except BrokenPipeError:
+            self.closed.add(to)
+            raise
 
     def finish(self) -> None:
         """Its process has ended: read the rest.

@@ -219,9 +219,7 @@ class Arguments:
 
     def resized(self, rows: int) -> "Arguments":
         """Specs like these arguments, with another first dim: enough to trace with."""
-        return self.with_values(
-            [_resized(leaf, rows) if leaf.role == "split" else leaf.value for leaf in self.leaves]
-        )
+        return self.with_values([_resized(leaf, rows) for leaf in self.leaves])
 
     def opened(self, dims: Sequence[tuple[int, ...]]) -> "Arguments":
         """The same with some dims of each leaf open (see `widths`)."""
@@ -359,6 +357,10 @@ def _gather(value: Any, rows: Any) -> Any:
 
 
 def _resized(leaf: Leaf, rows: int) -> Any:
+    if leaf.role == "whole" and leaf.open:  # of a value that every device gets, dims may vary too
+        return tf.TensorSpec(leaf.shape, leaf.value.dtype)
+    if leaf.role != "split":
+        return leaf.value
     shape = [rows, *leaf.shape[1:]]
     if isinstance(leaf.value, tf.RaggedTensor):
         return tf.RaggedTensorSpec(

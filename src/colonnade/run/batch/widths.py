@@ -9,19 +9,27 @@ from collections.abc import Hashable
 
 import tensorflow as tf
 
-from colonnade.run.batch.split import Arguments
+from colonnade.run.batch.split import TENSORS, Arguments
 
 
 class Widths:
-    """Remembers the dims of batches, and opens those that were seen to vary."""
+    """Remembers the dims of batches, and opens those that were seen to vary, or are said to."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, list[tuple[int | None, ...]]] = {}  # shapes, by the kind of a batch
         self._open: dict[Hashable, list[set[int]]] = {}
+        self._said: dict[str, set[int]] = {}  # by the path of a leaf
+
+    def expect(self, spec: Arguments) -> None:
+        """Be told what a dataset knows of its batches: dims that it does not know are open from the start."""
+        for leaf in spec.leaves:
+            if isinstance(leaf.value, tf.TensorSpec) and leaf.value.shape.rank is not None:
+                known = enumerate(leaf.value.shape)
+                self._said[leaf.path] = {i for i, size in known if i and size is None}
 
     def opened(self, batch: Arguments) -> Arguments:
         """The batch, with all dims open that vary by now; of ragged and sparse tensors they are anyway."""
-        plain = [leaf.role == "split" and isinstance(leaf.value, tf.Tensor) for leaf in batch.leaves]
+        plain = [leaf.role in TENSORS and isinstance(leaf.value, tf.Tensor) for leaf in batch.leaves]
         shapes = [
             tuple(leaf.value.shape) if is_plain else ()
             for leaf, is_plain in zip(batch.leaves, plain, strict=True)
@@ -29,7 +37,8 @@ class Widths:
         ranks = [range(1, len(shape)) for shape in shapes]
         kind = batch.opened([tuple(dims) for dims in ranks]).resized(1).key()
         first = self._first.setdefault(kind, shapes)
-        opened = self._open.setdefault(kind, [set() for _ in shapes])
+        said = [self._said.get(leaf.path, set()) for leaf in batch.leaves]
+        opened = self._open.setdefault(kind, [set(dims) for dims in said])
         for dims, rank, shape, before in zip(opened, ranks, shapes, first, strict=True):
             dims.update(i for i in rank if shape[i] != before[i])
         return batch.opened([tuple(sorted(dims)) for dims in opened]) if any(opened) else batch

@@ -72,6 +72,7 @@ class Saver:
         mode: Mapping[str, str],
         before: list[int],
         epochs: int | None,
+        *,
         more: Callable[[], Mapping[str, Any]] = dict,
         peers: Peers = ALONE,
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.data.batches import Batches
+from colonnade.run.data.feed import feed
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,30 @@ class FitData:
     names: Sequence[str]
     keywords: dict[str, Any]
     passes: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        data: Any,
+        batch_size: int | None,
+        epochs: int | None,
+        names: Sequence[str],
+        keywords: dict[str, Any],
+        *,
+        exact: bool,
+    ) -> "FitData":
+        """What a user passed to a fit, repeated as often as it goes through them.
+
+        With `exact`, the state of a dataset's iterator is saved: then each epoch has one (see `Batches`).
+        """
+        dataset = feed(data, batch_size, "fit()")
+        given = isinstance(data, tf.data.Dataset)
+        passes = epochs if epochs is not None and exact and given else 1
+        if epochs is None and not given and batch_size is not None:
+            dataset = dataset.repeat()
+        elif epochs is not None and passes == 1:
+            dataset = dataset.repeat(epochs)
+        return cls(dataset, names, keywords, passes)
 
     def expected(self, steps: int | None) -> int | None:
         """How many steps there will be, as far as one can tell, of at most so many."""

@@ -93,6 +93,10 @@ class Loop:
         """So many steps on batches like the one at hand took so long."""
         self._engine.took(self.rows, steps, seconds)
 
+    def expect(self, spec: Arguments) -> None:
+        """Be told what is known of all batches before the first one (see `Widths`)."""
+        self._widths.expect(spec)
+
     def opened(self, arguments: Arguments) -> Arguments:
         """A batch, with the dims open that vary from batch to batch."""
         return self._widths.opened(arguments)

@@ -113,7 +113,20 @@ class Traces:
         if self.penalty is not None:
             self._loss_scale = LossScale(self.optimizer)
         self.parameters = parameters
-        self.slots = [getattr(v, "value", v) for v in self.optimizer.variables]
+        listed = [getattr(v, "value", v) for v in self.optimizer.variables]
+        self.slots = [*listed, *self._unlisted(listed)]
+
+    def _unlisted(self, slots: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """What the update writes and the optimizer does not list.
+
+        Such is Nadam's product of momenta inside a LossScaleOptimizer (Keras 3.15), and what optimizers of
+        users' own may have. Without a copy for each device, all devices would write to the same one.
+        """
+        known = {variable.ref() for variable in [*self.parameters, *slots]}
+        written = [
+            c.variable for c in self.update(self.specs).captures if c.variable is not None and c.written
+        ]
+        return [variable for variable in written if variable.ref() not in known]
 
     @property
     def _has_own_scale(self) -> bool:

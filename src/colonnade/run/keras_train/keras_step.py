@@ -77,6 +77,7 @@ class KerasStep:
         known = self._several and isinstance(sync, Synchronous)
         self._gathers = known and any(of_slices(model.loss))
         self._examined, self._failures = False, Failures()
+        self._spec: Any = None  # of the dataset
         # What the loss does to metrics; Keras has built them all by the first step.
         self._deferred = DeferredMetrics([])
         self._measured = tf.function(self._measure, autograph=False)
@@ -104,6 +105,8 @@ class KerasStep:
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
+        if not self._examined:
+            self._spec = getattr(iterator, "element_spec", None)
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
             logs = self.once(batch)
@@ -123,13 +126,23 @@ class KerasStep:
         self._engine.leave()
         return logs
 
+    def _opened(self, batch: Arguments) -> Arguments:
+        """With the dims open that vary from batch to batch, or whose size the dataset does not know."""
+        if not isinstance(self._loop, Loop):
+            return batch
+        if self._spec is not None:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(self._spec)
+            self._loop.expect(Arguments((x, y, weight, None, (x, y, weight)), {}, GATHERED))
+            self._spec = None
+        return self._loop.opened(batch)
+
     def _checked(self, x: Any, y: Any, weight: Any) -> Arguments:
         check("fit()", self._missing(y))
         if self._several:
             check("fit()", _uncut(self._plain(x, y, weight)))
         if self._several and not self._examined:
             self._examine(x, y, weight)
-        return self._arguments(x, y, weight)
+        return self._opened(self._arguments(x, y, weight))
 
     def prepare(self, data: Any) -> None:
         """Make the graph of a step on such a batch, with all its variables."""
@@ -226,9 +239,20 @@ class KerasStep:
         """Before anything is trained: find out how the loss is computed by slices, and prove it."""
         if self._rows(x, y, weight) < 2:
             return
-        while not self._settled(self._arguments(x, y, weight)):
+        spec = self._spec
+        while not self._settled(self._looked_at(x, y, weight)):
             self._begin()
+            self._spec = spec
         self._examined = True
+
+    def _looked_at(self, x: Any, y: Any, weight: Any) -> Arguments:
+        """The first batch, as the training takes it.
+
+        Where predictions are put together, the proof runs parts of a trace eagerly, and TensorFlow 2.21 does
+        not hand on the sizes of open dims there: then it has traces of its own, with all dims known.
+        """
+        batch = self._arguments(x, y, weight)
+        return batch if self._gathers else self._opened(batch)
 
     def _settled(self, batch: Arguments) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -29,6 +30,7 @@ from colonnade.run.train.checks import of_machines
 class How:
     """How a model is to be trained: what the user said, and the devices that this means."""
 
+    where: str  # what the user called
     devices: tuple[str, ...]
     sync: Any
     variables: Any
@@ -51,7 +53,7 @@ class How:
         """As the user said it, to whoever asks."""
         chosen = hardware.resolve(devices, where)
         sync = Synchronous() if sync is None else sync
-        return cls(chosen, sync, variables, prove, split, per_device)
+        return cls(where, chosen, sync, variables, prove, split, per_device)
 
     def problems(self, model: Any) -> Iterator[Problem]:
         """What is wrong with it, or with the model."""
@@ -59,12 +61,17 @@ class How:
         yield from _problems(model, self.sync, len(self.devices))
         yield from of_prove(self.prove)
         yield from _of_inputs(self.split, self.per_device, self.sync, self.variables)
-        yield from _of_machines(model, self.sync, self.per_device)
+        yield from _of_machines(model, self.sync, self.split, self.per_device)
 
     @property
     def home(self) -> str:
         """Where variables live."""
         return home(self.sync, self.variables, self.devices)
+
+    @cached_property
+    def peers(self) -> Peers:
+        """The machines that train together."""
+        return peers_of(self.devices, self.where)
 
     @property
     def cut(self) -> SplitInputs:
@@ -98,7 +105,7 @@ class ModelSteps:
             Prover(how.prove, where, say),
             how.cut,
             how.per_device,
-            peers_of(how.devices, where),
+            how.peers,
         )
         own = has_own(model, "make_test_function")
         test = None if own else test_step(model, how.devices, where, how.cut, per_device=how.per_device)
@@ -132,7 +139,7 @@ def _step(
     return step if cuts else CutOrWhole(step, whole)
 
 
-def _of_machines(model: Any, sync: Any, per_device: Any) -> Iterator[Problem]:
+def _of_machines(model: Any, sync: Any, split: Any, per_device: Any) -> Iterator[Problem]:
     """What does not work where several machines train together."""
     if isinstance(sync, Synchronous) and sync.data != "whole":
         rule = "is for cn.Trainer: Keras's metrics are those of whole batches, which no machine would have"
@@ -147,9 +154,11 @@ def _of_machines(model: Any, sync: Any, per_device: Any) -> Iterator[Problem]:
     if isinstance(model, keras.Model) and has_own(model, "train_step"):
         rule = "has a train_step of its own, which is for the devices of one machine"
         yield Problem("model", model.name, rule, "Use cn.Trainer with its loss, or train on one machine")
+    rule, fix = "is for the devices of one machine", "Leave it out, or train on one machine"
     if per_device is True:
-        rule = "is for the devices of one machine"
-        yield Problem("per_device", per_device, rule, "Leave it out, or train on one machine")
+        yield Problem("per_device", per_device, rule, fix)
+    if split is not None:
+        yield Problem("split", split, rule, fix)
 
 
 def _of_inputs(split: Any, per_device: Any, sync: Any, variables: Any) -> Iterator[Problem]:

@@ -68,7 +68,7 @@ class SavedFit:
         vars(self._model).setdefault(DIRECTORIES, set()).add(_place_of(self._checkpoint))
         with (
             interruptible(preemption=True) as self._interrupted,
-            Saver(self._checkpoint, state, self._how, [], ANY_EPOCHS, self._place) as self._saver,
+            Saver(self._checkpoint, state, self._how, [], ANY_EPOCHS, more=self._place) as self._saver,
         ):
             self._find_place()
             passes = max(self._last - self._first, 1)

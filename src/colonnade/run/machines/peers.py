@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -95,6 +96,10 @@ class Peers:
         """Before the graph of a step is built."""
         if self.sharded and self.collective is not None:
             self.collective.restart()
+
+    def own_log(self, logdir: str | Path | None) -> str | Path | None:
+        """Where this machine writes its log: the first one where it is asked to, the others beside it."""
+        return logdir if logdir is None or self.is_first else Path(logdir) / f"machine-{self.rank}"
 
     def every_device(self) -> tuple[str, ...]:
         """The devices of all machines, each with the name of its machine, if there are several."""

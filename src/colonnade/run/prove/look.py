@@ -4,7 +4,7 @@ Whoever looks says how a batch is run; all that is written meanwhile is put back
 found out on one device (see `parallel.tolerance`), where the two are not as good as equal.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +34,8 @@ SEEN_OUTSIDE = (
 )
 # Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
 DRAWS = 3
+# Multiples of the loss, none of them a power of 2: those are rounded as the loss itself is.
+SCALES = (0.7, 1.1, 1.3, 1.7)
 # Of these kinds there is one value for each example, and no sum over them.
 BY_EXAMPLE = ("prediction",)
 
@@ -49,6 +51,8 @@ class Look:
         alone: what one device makes of a batch like this one, by name.
         together: what several devices make of it.
         writes: all variables that either writes.
+        scaled: what one device makes of the batch from so many times the loss, taken back again, as far as
+            that can be done.
     """
 
     batch: Arguments
@@ -57,6 +61,7 @@ class Look:
     alone: Callable[[Arguments], Values]
     together: Callable[[], Values]
     writes: tuple[tf.Variable, ...]
+    scaled: Callable[[float], Values] | None = None
 
     @property
     def silent(self) -> bool:
@@ -119,10 +124,34 @@ class Look:
     def _noise(self, kinds: dict[str, float]) -> dict[str, float]:
         """What rounding does on one device."""
         moved, orders, found = self._moved(), [self._permuted()], {}
+        scaled = [self._computed_as(scale) for scale in SCALES] if self.scaled is not None else []
         for leaf, value in self.one.items():
             others = () if kind(leaf).startswith(BY_EXAMPLE) else orders
             found[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
+            if others:
+                most = most_noise(value, kinds[kind(leaf)], self.step, self.size)
+                seen = self._of_sums(leaf, value, orders[0], [each[leaf] for each in scaled if leaf in each])
+                found[leaf] = max(found[leaf], min(seen, most))
         return found
+
+    def _of_sums(self, leaf: str, value: Any, order: Values, scaled: Sequence[Any]) -> float:
+        """What rounding does to a sum over examples that are alike, which no order of them shows.
+
+        Sums of equal numbers are rounded the same way again and again, so that errors add up and do not
+        cancel. How much is another matter for every number; so it is looked at for some multiples of the
+        loss. Where that cannot be done, and orders show less than rounding at random does, it is the most
+        that it can be: half a step of the sum for every example.
+        """
+        if scaled:
+            return max(gap(value, other) for other in scaled)
+        scale = self.step * largest(value)
+        alike = gap(value, order.get(leaf)) < np.sqrt(self.size) * scale / 4
+        return self.size * scale / 2 / margin(self.step) if alike else 0.0
+
+    def _computed_as(self, scale: float) -> Values:
+        assert self.scaled is not None
+        with self.kept():
+            return self.scaled(scale)
 
     def _moved(self) -> list[Values]:
         """With the last digits of all floats moved, those of inputs and of variables."""

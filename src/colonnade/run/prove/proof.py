@@ -5,7 +5,7 @@ training uses: as a whole, and slice by slice and added up as a step does it. Ev
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,7 +62,8 @@ class InSlices:
     ) -> "InSlices":
         """With traces of its own, that no training uses."""
         (whole,) = slice_specs(batch, [sum(counts)])
-        made = {count: trace(part) for count, part in zip(counts, slice_specs(batch, counts), strict=True)}
+        by_size = dict(zip(counts, slice_specs(batch, counts), strict=True))  # one trace for all of a size
+        made = {count: trace(part) for count, part in by_size.items()}
         return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
 
     @cached_property
@@ -77,7 +78,16 @@ class InSlices:
             lambda batch: self._values(self._shares([self.whole], [sum(self.counts)], batch), batch),
             lambda: self._values(self._shares(self.parts, self.counts, self.batch), self.batch),
             tuple(written.values()),
+            self._scaled,
         )
+
+    def _scaled(self, scale: float) -> Values:
+        """Loss and gradients of the whole, computed as so many times the loss, which is taken back again."""
+        shares = self._shares([self.whole], [sum(self.counts)], self.batch, scale)
+        if shares[0].weight is not None:  # what is divided by weights is not scaled
+            return {}
+        alone = [replace(share, metrics={}) for share in shares]
+        return {name: value / scale for name, value in self._totals(alone, {}).items()}
 
     @property
     def summed(self) -> bool:
@@ -110,8 +120,10 @@ class InSlices:
             parts = self._shares(self.parts, self.counts, self.batch)
         return whole.outputs, [share.outputs for share in parts]
 
-    def _shares(self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments) -> list[Share]:
-        parts = [part.components() for part in slices(batch, counts)]
+    def _shares(
+        self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments, scale: float = 1.0
+    ) -> list[Share]:
+        parts = [part.components() for part in slices(batch, counts, factor=scale / sum(counts))]
         devices: list[str] = [self.device] * len(counts)
         bound: list[Mapping[Any, Any]] = [{}] * len(counts)
         with tf.device(self.device):
@@ -125,11 +137,14 @@ class InSlices:
 
     def _values(self, shares: Sequence[Share], batch: Arguments) -> Values:
         """Loss, metrics and gradients of the whole batch, by name."""
+        return self._totals(shares, self.more(shares, batch))
+
+    def _totals(self, shares: Sequence[Share], more: Values) -> Values:
         weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0
         values = {"loss": _total([s.loss for s in shares], weight)}
         for name in shares[0].metrics:
             values[f"metric {name}"] = _total([s.metrics[name] for s in shares], weight)
-        values |= self.more(shares, batch)
+        values |= more
         for i, parameter in enumerate(self.whole.parameters):
             there = [s.gradients[i] for s in shares if s.gradients[i] is not None]
             if there:

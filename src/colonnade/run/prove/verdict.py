@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
@@ -32,8 +31,6 @@ Trace = Callable[[Arguments], Objective]
 Found = InSlices | StepInSlices
 
 TOO_LARGE = "not proved on the first batch: it is too large for one device"
-# A difference of so many times what rounding was seen to do is not taken for a mistake.
-NEAR = 10
 GO_ON = 'prove="warn" goes on all the same'
 
 
@@ -82,26 +79,11 @@ class Prover:
             return True
         try:
             if look.unequal:
-                return self._near_rounding(look.unequal)
+                return False
         except tf.errors.ResourceExhaustedError:
             self._say(TOO_LARGE)
             return True
         self._say(f"proved on the first batch: {_largest(look.rows)}")
-        return True
-
-    def _near_rounding(self, unequal: Sequence[Comparison]) -> bool:
-        """Whether all that differs is near what rounding does; then nothing is refused, and it is said.
-
-        What rounding does is found out by a few tries, which miss the worst of it where the examples of a
-        batch are much alike: all their sums are rounded the same way.
-        """
-        worst = max(unequal, key=lambda row: row.difference / row.tolerance if row.tolerance else np.inf)
-        if worst.difference > NEAR * worst.tolerance:
-            return False
-        self._say(
-            f"not proved on the first batch: {worst.leaf} differs by {worst.difference:.1g}, and rounding by "
-            f"{worst.tolerance:.1g} or some times that"
-        )
         return True
 
     def proved_but_for_training(self, trained: Found, calm: Found) -> bool:

@@ -9,6 +9,7 @@ from colonnade.hardware.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
+from colonnade.run.engine.compilation import compile_problems
 from colonnade.run.machines.peers import Peers, outside
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
@@ -69,10 +70,13 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
         yield Problem("sync", type(sync).__name__, rule, fix)
 
 
-def of_compiling(wanted: Any) -> Iterator[Problem]:
-    if joined() is not None and wanted == "auto":
-        rule = "is measured, and machines would come to different ends"
-        yield Problem("compile", wanted, rule, "Choose compile=True or False, or train on one machine")
+def of_compiling(wanted: Any, sync: Any, pipeline: Pipeline | None) -> Iterator[Problem]:
+    """What is wrong with `compile=`."""
+    alone = isinstance(sync, Synchronous)
+    yield from compile_problems(wanted, synchronous=alone, pipelined=pipeline is not None)
+    if wanted and joined() is not None:
+        rule = "is for the devices of one machine"
+        yield Problem("compile", wanted, rule, "Leave it out, or train on one machine")
 
 
 def of_own_data(peers: Peers, checkpoint: Any) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,14 @@ import tensorflow as tf
 
 from colonnade.describe.plan import Plan
 from colonnade.describe.timeline import Timeline
-from colonnade.errors import InvalidArgument, Problem, check, whole
-from colonnade.hardware.placement import short
-from colonnade.hardware.profile import ProfiledOp
+from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
-from colonnade.run.engine.compilation import Compilation, compile_problems
+from colonnade.run.engine.compilation import Compilation
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
@@ -38,16 +37,13 @@ from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.sync.machine_joins import MachineJoins
-from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.train import by_plan, checks, forecast
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.profiled import timeline_of, warm_and_profiled
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
 from colonnade.run.variables.saved_state import Resumable
-
-# Steps that a profile does not record: the first traces, and those after it find their memory.
-WARM_UP = 3
 
 
 class Trainer:
@@ -114,8 +110,7 @@ class Trainer:
             *checks.of_machines(pipeline, sync),
             *sync_problems(sync, variables, len(self.devices) or 1),
             *checks.of_options(penalty, on_nan, reduce),
-            *checks.of_compiling(compile),
-            *compile_problems(compile, synchronous=isinstance(sync, Synchronous), pipelined=bool(pipeline)),
+            *checks.of_compiling(compile, sync, pipeline),
         ]
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
@@ -139,17 +134,8 @@ class Trainer:
             self._evaluation = PipelineEvaluation(pipeline, loss)
         else:
             self._peers = peers_of(self.devices, "Trainer()")
-            settings = Settings(
-                loss,
-                optimizer,
-                self.devices,
-                mode,
-                penalty,
-                on_nan,
-                dealt.by,
-                compilation=self._compilation,
-                peers=self._peers,
-            )
+            settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)
+            settings = replace(settings, compilation=self._compilation, peers=self._peers)
             self._engine = sync.engine(settings)
             if isinstance(self._engine, Lockstep) and self._engine.peers.sharded:
                 self._peers = self._engine.peers
@@ -287,9 +273,10 @@ class Trainer:
         every = checkpoint.every if checkpoint is not None else None
         told = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
         self._peers.agree("fit()", {**told, "checkpoint every": every})
-        logdir = self._own_log(logdir)
+        logdir = self._peers.own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
-        batches = self._data(data, batch_size, epochs, exact=exact)
+        keywords = self._mode(training=True)
+        batches = FitData.of(data, batch_size, epochs, self._names, keywords, exact=exact)
         expected = batches.expected(steps)
         known = partial(self._facts, steps, epochs, log_every)
         progress = progress and self._peers.is_first
@@ -302,7 +289,7 @@ class Trainer:
             Progress(expected, logdir, devices, show=progress, shares=self._changing()) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
-            Profiling(profile, self._timeline) as profiling,
+            Profiling(profile, partial(timeline_of, self._engine, self._pipeline)) as profiling,
         ):
             self._compilation.say = shown.say
             self._to_prove(Prover(prove, "fit()", shown.say))
@@ -348,28 +335,7 @@ class Trainer:
         Returns:
             A `Timeline`: what each device did when, what it waited for. Its `summary()` says it in words.
         """
-        check("profile()", whole("steps", steps, 1, like=5))
-        recorded = range(WARM_UP + 1, WARM_UP + 1 + steps)
-        made = self.fit(
-            data,
-            steps=WARM_UP + steps,
-            batch_size=batch_size,
-            log_every=steps,
-            progress=False,
-            profile=recorded,
-        )
-        if made.timeline is None:
-            rule = f"ended before the {WARM_UP + 1} steps that a profile takes at least"
-            raise InvalidArgument("profile()", [Problem("data", "a dataset", rule, "Pass more batches")])
-        return made.timeline
-
-    def _timeline(self, ops: tuple[ProfiledOp, ...], first: int) -> Timeline:
-        rows = [[short(device) for device in row] for row in self._pipeline.rows] if self._pipeline else []
-        engine = self._engine
-        updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
-        short_names = {key: short(device) for key, device in updates.items()}
-        places = Places([short(device) for device in engine.devices], rows, short_names)
-        return op_timeline(ops, places, first)
+        return warm_and_profiled(self.fit, data, steps, batch_size)
 
     def _to_prove(self, prover: Prover) -> None:
         """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
@@ -380,24 +346,6 @@ class Trainer:
         engine.examine = None
         if prover.wanted:
             engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
-
-    def _own_log(self, logdir: str | Path | None) -> str | Path | None:
-        """Where this machine writes its log: the first one where it is asked to, the others beside it."""
-        if logdir is None or self._peers.is_first:
-            return logdir
-        return Path(logdir) / f"machine-{self._peers.rank}"
-
-    def _data(self, data: Any, batch_size: int | None, epochs: int | None, *, exact: bool) -> FitData:
-        """The data of a fit, repeated as often as it goes through them."""
-        dataset = feed(data, batch_size, "fit()")
-        given = isinstance(data, tf.data.Dataset)
-        # An iterator for each epoch, where its state is saved: see `Batches`.
-        passes = epochs if epochs is not None and exact and given else 1
-        if epochs is None and not given and batch_size is not None:
-            dataset = dataset.repeat()
-        elif epochs is not None and passes == 1:
-            dataset = dataset.repeat(epochs)
-        return FitData(dataset, self._names, self._mode(training=True), passes)
 
     def _saver(self, checkpoint: Checkpoint | None, epochs: int | None) -> Saver | NoSaver:
         if checkpoint is None:
