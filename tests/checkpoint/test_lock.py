@@ -76,3 +76,31 @@ def test_an_owner_finds_out_that_his_lock_is_gone(tmp_path):
             second.check(8)
             assert (directory / OWNER).read_text() == signed
     assert not (directory / OWNER).exists()
+
+
+def test_a_start_that_lost_its_lock_to_a_later_one_cannot_write(tmp_path):
+    """As on storage whose locks end when a machine is cut off."""
+    with owned(tmp_path, generation=3) as earlier:
+        earlier.check(5)
+        os.rename(tmp_path / LOCK, tmp_path / "lost")  # the lock is on the file, wherever it is
+        with owned(tmp_path, generation=4) as later:
+            later.check(6)
+            os.rename(tmp_path / "lost", tmp_path / LOCK)  # even if it looks as if it were still there
+            with pytest.raises(
+                cn.LostCheckpoint, match=r"another start took it over \(start 4 of its machines\)"
+            ):
+                earlier.check(6)
+
+
+def test_a_new_cluster_goes_on_where_another_was_started_more_often(tmp_path):
+    with owned(tmp_path, generation=4):
+        pass
+    with owned(tmp_path, generation=0) as again:
+        again.check(1)
+
+
+def test_two_clusters_cannot_both_have_it(tmp_path):
+    with owned(tmp_path, generation=2) as first:
+        with pytest.raises(cn.CheckpointInUse), owned(tmp_path, generation=3):
+            pass
+        first.check(1)

@@ -23,7 +23,7 @@ from colonnade.run.checkpoint.manifest import MANIFEST, SEAL, Flaw, Manifest, Un
 
 STEP = re.compile(r"step-(\d{12})")
 ASIDE = re.compile(r"step-(\d{12})\.damaged")
-LEFT_OVER = re.compile(r"\.(new|old)-\d{12}|\.(owner|generation)-[0-9a-f]{8}")
+LEFT_OVER = re.compile(r"\.(new|old)-\d{12}|\.(owner|fence)-[0-9a-f]{8}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -23,8 +23,9 @@ from colonnade.run.checkpoint.directory import FULL
 
 LOCK = ".lock"
 OWNER = ".owner"
-# The number of the last start of a cluster that saves here: a machine of an earlier one may not write.
-GENERATION = ".generation"
+# Which start of a cluster saves here. A machine that is cut off from shared storage may lose its lock to a
+# later start, and not know it when it comes back: it looks here before it writes.
+FENCE = ".fence"
 # An owner writes his name right after he got the lock.
 PATIENCE = 2.0
 
@@ -35,15 +36,15 @@ class Ownership:
 
     directory: Path
     inode: tuple[int, int]  # nobody else can have it while the file is open
-    generation: int | None = None  # of the cluster that saves, if it is one of those that are started again
+    token: str | None = None  # of the start of a cluster that saves, if it is one
 
     @property
     def lost(self) -> str | None:
         """What has become of the lock, if it is not in its place any more."""
         if not self.directory.is_dir():
             return "the directory was removed or moved"
-        if self.generation is not None and (later := _generation(self.directory)) > self.generation:
-            return f"start {later} of the same machines, after this one ({self.generation}), took it over"
+        if self.token is not None and (other := _fenced(self.directory)) != self.token:
+            return f"another start took it over ({other.partition(',')[0]})"
         with contextlib.suppress(FileNotFoundError):
             if _inode(self.directory / LOCK) == self.inode:
                 return None
@@ -59,18 +60,17 @@ class Ownership:
 def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]:
     """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does.
 
-    A cluster that was started again has a higher `generation` than before. What is left of an earlier start,
-    hung or cut off, loses the directory to it and cannot save any more.
+    Of a cluster the `generation` is told, how often it was started: what comes back of an earlier start
+    that had lost its lock cannot save any more.
     """
-    if generation is not None:
-        _fence(directory, generation)
     lock = FileLock(directory / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise CheckpointInUse(str(directory), *_owner(directory)) from None
     try:
-        ownership = Ownership(directory, _inode(directory / LOCK), generation)
+        token = None if generation is None else _fence(directory, generation)
+        ownership = Ownership(directory, _inode(directory / LOCK), token)
         _sign(directory)
         try:
             yield ownership
@@ -81,24 +81,20 @@ def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]
         lock.release()
 
 
-def _fence(directory: Path, generation: int) -> None:
-    """Leave behind all earlier starts: their lock is taken away, and they look for it before they write."""
-    before = _generation(directory)
-    if before > generation:
-        what = f"start {before} of the same machines, after this one ({generation}), took it over"
-        raise LostCheckpoint(str(directory), 0, what)
-    if before < generation:
-        new = directory / f"{GENERATION}-{secrets.token_hex(4)}"
-        new.write_text(str(generation), encoding="ascii")
-        os.replace(new, directory / GENERATION)
-        (directory / LOCK).unlink(missing_ok=True)
+def _fence(directory: Path, generation: int) -> str:
+    """Say that this start of a cluster saves here, so that no other one does that does not know of it."""
+    token = f"start {generation} of its machines, {secrets.token_hex(8)}"
+    new = directory / f"{FENCE}-{secrets.token_hex(4)}"
+    new.write_text(token, encoding="ascii")
+    os.replace(new, directory / FENCE)
+    return token
 
 
-def _generation(directory: Path) -> int:
-    """The last start that saved here; -1 if none did."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return int((directory / GENERATION).read_text(encoding="ascii"))
-    return -1
+def _fenced(directory: Path) -> str:
+    """Who said last that he saves here."""
+    with contextlib.suppress(FileNotFoundError):
+        return (directory / FENCE).read_text(encoding="ascii", errors="replace")
+    return "nobody"
 
 
 def _inode(path: Path) -> tuple[int, int]:
