@@ -1,8 +1,10 @@
 """What a process knows of its cluster; machines that really join are in `machines/test_peers.py`."""
 
 import json
+import random
 
 import pytest
+import tensorflow as tf
 
 import colonnade as cn
 from colonnade.describe.cluster import Cluster
@@ -63,14 +65,32 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(monkeypatch, text):
         joining._patience()
 
 
-def test_seeds_are_set_only_where_machines_would_draw_different_numbers(monkeypatch):
-    import random
-
+def test_python_is_seeded_only_where_machines_would_draw_different_numbers():
     state = random.getstate()
-    joining._seed(["same", "same"], 7)
+    default = tf.compat.v1.get_seed(0)[0]
+    joining._seed(["same", "same"], 7, default)
     assert random.getstate() == state
-    joining._seed(["one", "another"], 7)
+    joining._seed(["one", "another"], 7, default)
     one = random.random()
-    joining._seed(["one", "another"], 7)
+    joining._seed(["one", "another"], 7, default)
     assert random.random() == one
     random.setstate(state)
+
+
+def test_a_shuffle_with_a_seed_is_that_of_one_machine_and_one_without_is_the_same_on_all():
+    def order(**seed):
+        return [int(i) for i in tf.data.Dataset.range(50).shuffle(50, **seed)]
+
+    tf.random.set_seed(None)  # as a program that has set none
+    alone, default = order(seed=1), tf.compat.v1.get_seed(0)[0]
+    on_machines = []
+    for _ in range(2):
+        joining._seed(["one", "another"], 7, default)
+        on_machines.append((order(seed=1), order()))
+    assert on_machines[0] == on_machines[1]
+    assert on_machines[0][0] == alone
+    tf.random.set_seed(5)  # a seed of the program's own stays
+    wanted = order(seed=1)
+    joining._seed(["one", "another"], 7, tf.compat.v1.get_seed(0)[0])
+    assert order(seed=1) == wanted
+    tf.random.set_seed(None)

@@ -115,6 +115,8 @@ def join(cluster: Cluster) -> None:
         "program": _program(),
         "seed": secrets.randbits(31),
         "drawn": _random_states(),
+        # The one that was set, or else the one that TensorFlow takes beside the seed of an op.
+        "tensorflow": tf.compat.v1.get_seed(0)[0],
     }
     links, everyone = gathered(cluster, hello, _patience())
     meeting = Meeting(cluster, links)
@@ -123,7 +125,7 @@ def join(cluster: Cluster) -> None:
     except InvalidArgument:
         meeting.close(failed="it is not like the others")
         raise
-    _seed([one["drawn"] for one in everyone], int(everyone[0]["seed"]))
+    _seed([one["drawn"] for one in everyone], int(everyone[0]["seed"]), int(everyone[0]["tensorflow"]))
     spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec, task_type="worker", task_id=cluster.rank, rpc_layer="grpc"
@@ -164,15 +166,18 @@ def _random_states() -> str:
     return hashlib.sha256("".join(states).encode()).hexdigest()
 
 
-def _seed(drawn: list[str], seed: int) -> None:
-    """Let all machines draw the same numbers, unless the program has seen to that already.
+def _seed(drawn: list[str], seed: int, tensorflow: int) -> None:
+    """Let all machines draw the same numbers.
 
-    Else initial weights, and the order of shuffles without a seed, would be others on each.
+    Else initial weights, and the order of shuffles without a seed, would be others on each. Python and NumPy
+    are left alone where the program has seeded them alike. TensorFlow gets the seed of the first machine.
+    Where none was set that is the one it takes anyway beside the seed of an op: so a shuffle with a seed has the
+    order that it has on one machine, in every start; one without has the same in every start too.
     """
     if len(set(drawn)) > 1:
         random.seed(seed)
         np.random.seed(seed)
-        tf.random.set_seed(seed)
+    tf.random.set_seed(tensorflow)
 
 
 def _patience() -> float:
