@@ -171,8 +171,8 @@ def _seed(drawn: list[str], seed: int, tensorflow: int) -> None:
 
     Else initial weights, and the order of shuffles without a seed, would be others on each. Python and NumPy
     are left alone where the program has seeded them alike. TensorFlow gets the seed of the first machine.
-    Where none was set that is the one it takes anyway beside the seed of an op: so a shuffle with a seed has the
-    order that it has on one machine, in every start; one without has the same in every start too.
+    Where none was set that is the one it takes anyway beside the seed of an op: so a shuffle with a seed has
+    the order that it has on one machine, in every start; one without has the same in every start too.
     """
     if len(set(drawn)) > 1:
         random.seed(seed)
