@@ -186,8 +186,8 @@ def pipelined(case: Case, model: keras.Model) -> cn.Pipeline:
 
 def differences(case: Case) -> dict[str, float]:
     """By how much each variable of the model and of the optimizer is off; empty where nothing is."""
+    usual, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.backend.clear_session()
-    usual = keras.config.floatx()
     keras.config.set_floatx("float64")  # Keras casts what regularises, and the learning rate, to it
     try:
         keras.utils.set_random_seed(case.seed)
@@ -198,6 +198,7 @@ def differences(case: Case) -> dict[str, float]:
         actual = trained(case, model)
     finally:
         keras.config.set_floatx(usual)
+        keras.config.set_dtype_policy(policy)  # of which the session was cleared
     off = {
         name: float(np.max(np.abs(actual[name] - value) / (1 + np.abs(value)), initial=0))
         for name, value in expected.items()

@@ -187,7 +187,7 @@ def assert_noticed(name, home, devices):
 
 @pytest.mark.parametrize("home", kept(HOMES, "mirrored"))
 def test_the_same_batch_everywhere_is_noticed(monkeypatch, home):
-    def broken(batch, counts):
+    def broken(batch, counts, *_):
         factor = tf.constant(1.0 / sum(counts), tf.float64)
         return [batch.rows(tf.range(count)).prefixed(factor) for count in counts]
 
