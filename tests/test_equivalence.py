@@ -224,7 +224,6 @@ class PerOwner:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["clipped", "schedule"])
 def test_one_update_per_owner_is_noticed(monkeypatch, name):
     whole = traces.Update
@@ -232,6 +231,7 @@ def test_one_update_per_owner_is_noticed(monkeypatch, name):
     assert_noticed(name, "partitioned", 3)
 
 
+@pytest.mark.long
 def test_a_placed_update_outlives_what_it_was_made_of():
     """TensorFlow 2.21 frees the branches of a function with it, wherever else they are called from."""
     table, w = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((4, 1)))

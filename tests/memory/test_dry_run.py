@@ -37,6 +37,7 @@ def test_what_a_function_and_its_update_take():
     assert bytes_of.after - bytes_of.before >= 16 * KIB
 
 
+@pytest.mark.long
 def test_what_width_layers_compute_counts_where_they_compute_it():
     """A device holds its half of 2 MiB of activations, though the batch comes from another."""
     wide = cn.width.Dense(512, "tanh", gather=False, devices=[2, 3], use_bias=False)

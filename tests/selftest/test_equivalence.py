@@ -99,7 +99,6 @@ def test_trainings_fail_if_a_replicas_gradient_is_dropped(monkeypatch, name):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.long
 @pytest.mark.parametrize("name", kept(TRAININGS, "variables: partitioned", "mixed precision"))
 def test_trainings_fail_for_the_mean_over_slices(monkeypatch, name):
     """The classic mistake: slices of different sizes counted alike."""
@@ -112,6 +111,7 @@ def test_trainings_fail_for_the_mean_over_slices(monkeypatch, name):
     fails(name)
 
 
+@pytest.mark.long
 def test_mirrored_fails_if_a_copy_gets_another_gradient(monkeypatch):
     def broken(values, devices, order):
         held = spread(values, devices, order)

@@ -121,7 +121,6 @@ def test_an_optimizer_sees_the_rows_that_one_device_has(name):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("home", "devices", "rows"),
     [
@@ -138,6 +137,7 @@ def test_rows_in_other_homes_and_of_uneven_and_single_examples(home, devices, ro
     assert_equal(model, plain(reference, keras.optimizers.Adam(0.01), IDS[:rows], Y[:rows]))
 
 
+@pytest.mark.long
 def test_rows_of_micro_batches_and_of_rows_of_pipelines():
     def run(piped):
         model = Tables()

@@ -40,7 +40,6 @@ def test_diloco_is_the_numpy_reference():
         np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_elastic_is_the_numpy_reference(alpha):
     def pull(replicas, centre):
@@ -56,6 +55,7 @@ def test_elastic_is_the_numpy_reference(alpha):
     assert trainer.evaluate((X, Y), batch_size=20).loss == pytest.approx(np.mean(error**2), rel=1e-6)
 
 
+@pytest.mark.long
 def test_elastic_with_alpha_0_is_independent_workers():
     _, trainer = trained(cn.Elastic(every=2, alpha=0.0), 6, optimizer=keras.optimizers.Adam(0.05))
     for i, (own,) in enumerate(trainer.replicas()):

@@ -41,7 +41,6 @@ def whole(model, gradients):
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("devices", [*long(1, 2), 4, [5, 2, 7]])
 def test_sparse_autoencoder_equals_one_device(devices):
     """1 003 columns over 4 devices; loss and gradients are those of plain Keras layers."""
@@ -57,6 +56,7 @@ def test_sparse_autoencoder_equals_one_device(devices):
         np.testing.assert_allclose(found, expected, **CLOSE)
 
 
+@pytest.mark.long
 def test_work_is_done_where_the_part_is():
     """Forward, backward and the update of each part run on its device."""
     model, x = autoencoder(4, width=53, inner=8), sparse(width=53)
