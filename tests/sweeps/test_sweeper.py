@@ -99,6 +99,33 @@ def test_ctrl_c_lets_trials_save_and_the_same_goes_on(sweep, states, number):
     assert ends == [["cut", "complete"]] * 2
 
 
+POLITE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+for step in range(10_000 if not sys.argv[1:] else 1):
+    print(f"loss={100 - step}", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_what_a_program_had_printed_when_it_was_told_to_end_is_not_its_result(sweep, states, tmp_path):
+    program = tmp_path / "polite.py"
+    program.write_text(POLITE)
+    options = {"command": (sys.executable, str(program)), "grid": ("rate=1,2",), "study": "polite"}
+
+    def interrupt():
+        while len([f for f in tmp_path.rglob("log.txt") if "loss" in f.read_text()]) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    stopped = sweep(**options)
+    thread.join()
+    assert exit_code(stopped) == 75
+    assert states(stopped.study) == ["WAITING"] * 2
+
+
 def test_a_few_kills(tmp_path):
     """Some of what `make soak` does."""
     total = hunt(tmp_path / "hunt", 3, 1, trials=6)

@@ -1,4 +1,7 @@
 import json
+import os
+
+import pytest
 
 from colonnade.sweeps.trial_folder import TrialFolder
 
@@ -43,3 +46,14 @@ def test_attempts_are_kept(tmp_path):
     assert json.loads((folder.path / "trial.json").read_text())["parameters"] == {"x": 1}
     (folder.path / "trial.json").write_text("{torn")
     assert folder.attempts() == []
+
+
+def test_a_checkpoint_that_is_written_over_is_a_sign_of_life(tmp_path):
+    folder = TrialFolder(tmp_path / "trial")
+    folder.make()
+    (folder.checkpoint / "deep").mkdir(parents=True)
+    file = folder.checkpoint / "deep" / "weights"
+    file.touch()
+    later = folder.last_sign() + 100
+    os.utime(file, (later, later))
+    assert folder.last_sign() == pytest.approx(later)

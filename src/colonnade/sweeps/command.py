@@ -80,15 +80,16 @@ def ending(code: int, folder: TrialFolder, begin: int = 0) -> Ending:
     """How a program ended, from its exit code and from what it wrote, into its log after `begin` bytes."""
     if code != 0:
         return of_exit(code)
+    has_file = folder.result.exists()
     try:
-        found = _from_file(folder) if folder.result.exists() else _from_log(folder, begin)
+        found = _from_file(folder) if has_file else _from_log(folder, begin)
     except (ValueError, OSError) as error:
         return Ending("failed", reason=f"its result cannot be read: {error}")
     if found is None:
         return Ending("failed", reason="exit code 0, and no result: its last line must read name=value")
     if not math.isfinite(found):
         return Ending("failed", reason=f"its result is {found}")
-    return Ending("complete", found)
+    return Ending("complete", found, final=has_file)
 
 
 def _from_file(folder: TrialFolder) -> float:

@@ -11,12 +11,16 @@ KILLED = 128  # and more: the number of the signal that ended the program
 
 @dataclass(frozen=True)
 class Ending:
-    """`kind` is complete, pruned, failed or cut. A failure that `again` marks may go better next time."""
+    """`kind` is complete, pruned, failed or cut. A failure that `again` marks may go better next time.
+
+    A value that is not `final` is what a program had printed last: not its result, if it was told to end.
+    """
 
     kind: str
     value: float | None = None
     reason: str = ""
     again: bool = False
+    final: bool = True
 
 
 def of_exit(code: int) -> Ending:

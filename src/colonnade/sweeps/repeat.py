@@ -2,11 +2,12 @@
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colonnade.errors import Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.fleet.launch import pool_of
 from colonnade.fleet.launch import run as launch
 from colonnade.sweeps.attempt import environment
@@ -36,7 +37,7 @@ def _cards(settings: SweepSettings) -> list[str]:
     if settings.memory != "1":
         options += ["--memory", settings.memory]
     if settings.virtual is not None or not pool_of(1, None).slots:
-        options = ["--virtual", str(settings.cards)]
+        options += ["--virtual", str(settings.cards)]
     return options
 
 
@@ -56,9 +57,13 @@ def fixed(texts: Sequence[str]) -> dict[str, Any]:
 def repeat(settings: SweepSettings, texts: Sequence[str]) -> int:
     """Run the objective once with fixed parameters; its exit code."""
     params = fixed(texts)
-    assert settings.objective is not None, "the command line asks for one"
+    if settings.objective is None:
+        rule = "is for an objective in Python; a program has its parameters in its command line"
+        raise InvalidArgument("sweep", [Problem("--fix", texts[0], rule, "Start the program with them")])
     check_importable(settings.objective)
     folder = TrialFolder(settings.path / AGAIN)
+    if folder.path.exists():  # else it would go on from the checkpoint of another repeat
+        shutil.rmtree(folder.path)
     folder.make()
     inside = [f"{name}={text}" for name, text in environment(folder).items()]
     program = [

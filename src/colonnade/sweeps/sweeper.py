@@ -210,7 +210,7 @@ class Sweeper:
                 ending = await runner.attempt(taken, shown)
             except OSError as error:  # its folder is gone, or the machine has no more processes
                 ending = Ending("failed", reason=f"it could not be run: {error}", again=True)
-        if ending.kind == "failed" and self.stopped_by:
+        if self.stopped_by and (ending.kind == "failed" or not ending.final):
             ending = Ending(CUT, reason=self.stopped_by)
         ending = await self.ask(self._book.end, taken, ending)
         facts |= {"seconds": round(shown.seconds, 3), "end": ending.kind, "reason": ending.reason}

@@ -6,6 +6,7 @@ checkpoint/     for what the program saves; the next attempt finds it again
 trial.json      for each attempt: host, cards, start, seconds, how it ended
 """
 
+import contextlib
 import json
 import os
 import re
@@ -68,10 +69,15 @@ class TrialFolder:
 
     def last_sign(self) -> float:
         """When the program last wrote something here, as a time since the epoch."""
-        return max((path.stat().st_mtime for path in self._signs()), default=0.0)
+        times = [0.0]
+        for path in self._signs():
+            with contextlib.suppress(FileNotFoundError):  # programs remove old checkpoints
+                times.append(path.stat().st_mtime)
+        return max(times)
 
     def _signs(self) -> Iterator[Path]:
         yield from (path for path in (self.log, self.metrics, self.checkpoint) if path.exists())
+        yield from self.checkpoint.rglob("*")  # also what is written over in place
 
     def attempts(self) -> list[dict[str, Any]]:
         """What trial.json says of each attempt."""
