@@ -8,11 +8,13 @@ import importlib
 import importlib.util
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalRedisBackend
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -60,7 +62,10 @@ def _open(url: str | None, folder: Path) -> BaseStorage:
         raise _unusable(url, f"{scheme}:// is no storage that Optuna knows")
     if kind in ("redis", "rediss", "unix"):
         joint = "&" if "?" in rest else "?"
-        journal = JournalStorage(JournalRedisBackend(f"{url}{joint}socket_connect_timeout={CONNECT}"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # as docs/sweeps.md says of it
+            backend = JournalRedisBackend(f"{url}{joint}socket_connect_timeout={CONNECT}")
+        journal = JournalStorage(backend)
         journal.get_all_studies()
         return journal
     return _database(_with_driver(url), _connecting(kind))
