@@ -14,7 +14,8 @@ from colonnade.hardware.joining import joined
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_train.keras_evaluate import test_step
-from colonnade.run.keras_train.keras_step import KerasStep, of_slices
+from colonnade.run.keras_train.keras_losses import of_slices
+from colonnade.run.keras_train.keras_step import KerasStep
 from colonnade.run.keras_train.own_step import OwnStep
 from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
 from colonnade.run.machines.peers import Peers, peers_of

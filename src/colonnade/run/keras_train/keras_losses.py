@@ -1,0 +1,47 @@
+"""Which losses of Keras are no means over the examples, so that slices cannot compute them one by one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import Problem
+
+# With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
+OF_MEANS = ("sum_over_batch_size", "mean")
+# These are quotients of sums over their dims, by default over the examples too.
+QUOTIENTS = (keras.losses.Dice, keras.losses.Tversky)
+QUOTIENTS_OF_ALL = ("dice", "Dice", "tversky", "Tversky", keras.losses.dice, keras.losses.tversky)
+# These compare every example with every other.
+PAIRWISE = (keras.losses.Circle,)
+PAIRWISE_NAMES = ("circle", "Circle", keras.losses.circle)
+
+
+def of_slices(loss: Any) -> Iterator[Problem]:
+    """Losses of which it is known that they are not means over the examples."""
+    for one in tf.nest.flatten(loss):
+        reduction = getattr(one, "reduction", "sum_over_batch_size")
+        if reduction not in OF_MEANS:
+            rule = f"has reduction={reduction!r}, which is not the mean of the slices' losses"
+            yield Problem("loss", name_of(one), rule, "Use sum_over_batch_size, or cn.Synchronous()")
+        if getattr(one, "ignore_class", None) is not None:
+            rule = f"has ignore_class={one.ignore_class}, so slices with more of it would count too much"
+            yield Problem("loss", name_of(one), rule, "Use cn.Synchronous(), the default")
+        if _is_quotient(one):
+            rule = "is a quotient of sums over all examples, which is not the mean of the slices' losses"
+            yield Problem("loss", name_of(one), rule, "Give it axis=... without 0, or use cn.Synchronous()")
+        if isinstance(one, PAIRWISE) or one in PAIRWISE_NAMES:
+            rule = "compares all examples of a batch with each other, and a slice has only some of them"
+            yield Problem("loss", name_of(one), rule, "Use cn.Synchronous(), the default")
+
+
+def name_of(loss: Any) -> Any:
+    """A loss is an object, a function or a name."""
+    return getattr(loss, "name", getattr(loss, "__name__", loss))
+
+
+def _is_quotient(loss: Any) -> bool:
+    if isinstance(loss, QUOTIENTS):
+        return loss.axis is None or 0 in tf.nest.flatten(loss.axis)
+    return loss in QUOTIENTS_OF_ALL
