@@ -40,6 +40,7 @@ def test_a_worker_that_has_ended_can_be_spoken_to():
         worker.tell()
         worker.hang_up()
         worker.tell({"signal": 15})
+        assert worker.over
 
 
 def test_its_input_is_one_line_per_message(capfd):

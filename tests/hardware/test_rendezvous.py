@@ -62,6 +62,7 @@ def test_the_port_is_free_again_for_the_server_of_tensorflow():
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, int(port)))
         server.listen()
+        assert server.getsockname() == (host, int(port))
 
 
 def test_a_machine_that_does_not_come_is_named_on_all_that_are_there():

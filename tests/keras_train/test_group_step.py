@@ -77,7 +77,12 @@ def test_on_one_device_it_is_the_training_of_keras(validation):
     for fit in (keras.Model.fit, lambda model, *a, **b: cn.fit(model, *a, devices=1, **b)):
         model = made()
         history = fit(
-            model, dataset(), validation_data=dataset(3), epochs=2, shuffle=False, verbose=0
+            model,
+            dataset(),
+            validation_data=validation and dataset(validation),
+            epochs=2,
+            shuffle=False,
+            verbose=0,
         ).history
         both.append([*history.values(), *model.get_weights()])
     close(*both)
