@@ -50,6 +50,19 @@ UNPROVED = (
 )
 
 
+@pytest.fixture
+def double():
+    """Keras computes in float64 meanwhile, where what should be equal is."""
+    import keras
+
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
 @pytest.fixture(autouse=True)
 def unproved(request, monkeypatch):
     if request.path.parent.name in UNPROVED:

@@ -13,20 +13,12 @@ from keras_programs import more_steps, own_steps, plain_steps, refused
 
 import colonnade as cn
 
+pytestmark = pytest.mark.usefixtures("double")
+
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL
 TOLERANCE = 1e-9
 # Keras computes these in float32, whatever it is given: some steps of that.
 COARSE = {"CTC": 5e-7}
-
-
-@pytest.fixture(autouse=True)
-def double():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 def trained(make, fit, **more):

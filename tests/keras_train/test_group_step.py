@@ -9,6 +9,8 @@ from keras import ops
 
 import colonnade as cn
 
+pytestmark = pytest.mark.usefixtures("double")
+
 RNG = np.random.default_rng(0)
 
 
@@ -47,16 +49,6 @@ def dataset(count=7):
     target = tf.TensorSpec([1, 1], keras.config.floatx())
     data = tf.data.Dataset.from_generator(lambda: batches(count), output_signature=(kind, target))
     return data.apply(tf.data.experimental.assert_cardinality(count))
-
-
-@pytest.fixture(autouse=True)
-def double():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 def made(kind=Graph, **options):
