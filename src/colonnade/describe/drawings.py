@@ -5,8 +5,8 @@ from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from colonnade.describe.breakdown import HOST
 from colonnade.describe.colours import KIND_COLOURS, OTHER, line_colour
+from colonnade.describe.waits import HOST
 
 if TYPE_CHECKING:
     from colonnade.describe.timeline import Event

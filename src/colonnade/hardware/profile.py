@@ -15,7 +15,7 @@ as a compiled function, is two events, one at its start and one at its end, with
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +95,24 @@ def mark(words: str) -> AbstractContextManager[Any]:
         return _NOTHING
     around: AbstractContextManager[Any] = tf.profiler.experimental.Trace(MARK + words)
     return around
+
+
+def note(words: str, moment: Any) -> None:
+    """While something is recorded: a moment that a graph noted, an event of this name (see `noted`)."""
+    if Recording.is_under_way():
+        with mark(f"{words} {float(moment)!r} {time.time()!r}"):
+            pass
+
+
+def noted(ops: Iterable[ProfiledOp]) -> list[tuple[str, float, ProfiledOp]]:
+    """The words, the moment and the event of each note, the moment by the clock of the profiler.
+
+    A note tells the time at which it was made, by the clock of the graph, and was recorded no sooner. So
+    the least difference between its two times, of all notes, is that of the clocks.
+    """
+    notes = [(op.name.rsplit(" ", 2), op) for op in ops]
+    ahead = min((op.start - float(made) for (_, _, made), op in notes), default=0.0)
+    return [(words, float(moment) + ahead, op) for (words, moment, _), op in notes]
 
 
 def _ops(space: bytes) -> Iterator[ProfiledOp]:

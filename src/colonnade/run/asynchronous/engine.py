@@ -51,7 +51,8 @@ class AsynchronousEngine:
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = damping
-        self.traces = Traces(settings)
+        # TensorFlow's profiler sees nothing of a slice, so the graph notes what a profile tells.
+        self.traces = Traces(settings, turning=True)
         self._guard = Guard(settings, self.traces)
         self._calls: DeviceCalls | None = None  # from the first batch on
         self._slicings: dict[Hashable, Slicing] = {}

@@ -35,12 +35,15 @@ class Traces:
     Args:
         settings: what to train, and how.
         timed: whether replicas tell how long they took.
+        turning: whether they tell when their forward pass was over.
         examined: whether a trace looks at its gradients, or whoever adds up several does.
     """
 
-    def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, *, timed: bool = False, turning: bool = False, examined: bool = True
+    ) -> None:
         self.optimizer, self.devices = settings.optimizer, settings.devices
-        self._settings, self._timed, self._examined = settings, timed, examined
+        self._settings, self._timed, self._turning, self._examined = settings, timed, turning, examined
         self._objectives: TraceCache[Objective] = TraceCache(
             self._of_replicas, settings.devices, first=settings.peers.first
         )
@@ -164,6 +167,7 @@ class Traces:
             voice,
             self._settings.trainable or not_frozen,
             timed=self._timed,
+            turning=self._turning,
             examined=self._examined,
         )
         check("the loss function", [*complex_numbers(traced), *self._used_at_times(traced)])

@@ -5,9 +5,8 @@
     reduction_0_from_CPU_1_to_CPU_0_bytes_64/...        a message of a reduction
     update_0/..., update_0_sums_64/...                  an update; the second adds up the gradients itself
 
-What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, `slice CPU:1 7`
-and `update CPU:1 7 64` where devices do not wait for each other. TensorFlow runs such a slice in one thread,
-and does not record its ops; so forward and backward are one event there, `compute`.
+What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, and what
+devices do that do not wait for each other (see `slice_marks`).
 
 On CPU devices an op's time is that of its execution. On cards it is that of its launch: TensorFlow
 records kernels elsewhere, which this does not read.
@@ -19,9 +18,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from colonnade.describe.breakdown import HOST, merged, without
+from colonnade.describe.spans import Span, merged, without
 from colonnade.describe.timeline import Event, Timeline
+from colonnade.describe.waits import HOST, blamed
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
+from colonnade.run.trace.slice_marks import known_waits, slice_events
 
 REPLICA = re.compile(r"(?:^|/)replica_(\d+)_on_(\w+?)_(\d+)(_grad)?(?=/|_)")
 TASK = re.compile(r"(?:^|/)row_(\d+)_stage_(\d+)_([FB])(\d+)/")
@@ -42,6 +43,7 @@ PLUMBING = {
 }
 # A device that does nothing for shorter than this, in seconds, does not wait for anything.
 SHORT = 2e-5
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
@@ -52,35 +54,26 @@ class Places:
         devices: of the replicas, in short.
         rows: of a pipeline: for each row the devices of its stages.
         updates: for each copy of the variables, and each op that works for one parameter alone, its device.
+        free: whether devices never wait for another one to compute.
     """
 
     devices: Sequence[str]
     rows: Sequence[Sequence[str]] = ()
     updates: Mapping[tuple[int, str], str] | None = None
+    free: bool = False
 
 
 def op_timeline(ops: Iterable[ProfiledOp], places: Places, first: int = 1) -> Timeline:
     """A timeline of the steps that were recorded, of which the first has this number."""
     known = [op for op in ops if op.op not in PLUMBING]
-    marked = [event for op in known if op.op == MARK for event in _marked(op, places)]
+    marks = [op for op in known if op.op == MARK]
+    marked = slice_events(marks, places.devices[0])
     starts = _beginnings(known)
     named = [event for op in known if op.op not in (MARK, FETCH) for event in _named(op, places)]
     work = [*marked, *_joined([_numbered(event, starts, first) for event in named])]
     events = [*work, *_hosted(known, work)]
     every = dict.fromkeys([*places.devices, *(device for row in places.rows for device in row)])
-    return Timeline.of([*events, *_waits(events, every)])
-
-
-def _marked(op: ProfiledOp, places: Places) -> Iterator[Event]:
-    """What a device does by itself, as it was marked."""
-    kind, *words = op.name.split(" ")
-    if kind == "slice":
-        yield Event(words[0], op.start, op.end, "compute", step=int(words[1]))
-    if kind == "update":
-        event = Event(words[0], op.start, op.end, "update", step=int(words[1]))
-        home = places.devices[0]
-        sent = replace(event, bytes=int(words[2]), link=f"{words[0]} -> {home}")
-        yield event if words[0] == home else sent
+    return Timeline.of([*events, *_waits(events, every, marks, places.free)])
 
 
 def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
@@ -172,34 +165,38 @@ def _turn(members: Sequence[Event]) -> float:
 
 
 def _hosted(ops: Iterable[ProfiledOp], numbered: Sequence[Event]) -> Iterator[Event]:
-    """Input and checkpoints, as far as they lie within the steps."""
+    """Input and checkpoints of the steps: what was fetched for the first one came before it."""
     begin = min((event.start for event in numbered), default=0.0)
     end = max((event.end for event in numbered), default=0.0)
     starts = sorted((event.start, event.step) for event in numbered if event.step is not None)
 
     def step(at: float) -> int | None:
-        place = bisect_right(starts, (at, float("inf"))) - 1
+        place = bisect_right(starts, (at, INFINITE)) - 1
         return starts[max(0, place)][1] if starts else None
 
     for op in ops:
-        inside = op.end > begin and op.start < end
-        if op.op == FETCH and inside:
+        if op.op == FETCH and op.bytes and op.start < end:  # the end of data has no bytes
             yield Event(HOST, op.start, op.end, "input", bytes=op.bytes, step=step(op.start))
-        elif op.op == MARK and op.name.startswith("checkpoint ") and inside:
+        elif op.op == MARK and op.name.startswith("checkpoint ") and begin < op.end and op.start < end:
             yield Event(HOST, op.start, op.end, "checkpoint", step=int(op.name.split(" ")[1]))
 
 
-def _waits(events: Sequence[Event], devices: Iterable[str]) -> Iterator[Event]:
-    """The times in which a device does nothing, from the first event of all to the last."""
-    begin = min((event.start for event in events if event.device != HOST), default=0.0)
+def _waits(
+    events: Sequence[Event], devices: Iterable[str], marks: Sequence[ProfiledOp], free: bool
+) -> Iterator[Event]:
+    """The times in which a device does nothing, from the first event of all to the last, and what for."""
+    begin = min((event.start for event in events), default=0.0)
     end = max((event.end for event in events if event.device != HOST), default=0.0)
-    for device in dict.fromkeys([*devices, *(event.device for event in events if event.device != HOST)]):
-        own = [event for event in events if event.device == device]
-        last = {event.start: event.step for event in own}
-        order = sorted(last)
-        busy = merged((event.start, event.end) for event in own)
-        for start, stop in without([(begin, end)], busy):
-            if stop - start >= SHORT:
-                before = bisect_right(order, start) - 1
-                step = last[order[max(0, before)]] if order else None
-                yield Event(device, start, stop, "waiting", step=step)
+    work: dict[str, dict[str, list[Span]]] = {device: defaultdict(list) for device in (*devices, HOST)}
+    for event in events:
+        work.setdefault(event.device, defaultdict(list))[event.kind].append((event.start, event.end))
+    for device in [device for device in work if device != HOST]:
+        numbers = sorted((e.start, e.step) for e in events if e.device == device and e.step is not None)
+        busy = merged(span for spans in work[device].values() for span in spans)
+        known = known_waits(marks, device, busy, work[HOST]["input"], (begin, end)) if free else {}
+        idle = [span for span in without([(begin, end)], busy) if span[1] - span[0] >= SHORT]
+        for cause, spans in blamed(device, idle, work, known, free=free).items():
+            for start, stop in spans:
+                before = bisect_right(numbers, (start, INFINITE)) - 1
+                step = numbers[max(0, before)][1] if numbers else None
+                yield Event(device, start, stop, "waiting", step=step, cause=cause)

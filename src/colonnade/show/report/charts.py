@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from colonnade.describe.breakdown import HOST, KINDS
+from colonnade.describe.breakdown import KINDS
 from colonnade.describe.colours import KIND_COLOURS, OTHER, line_colour
+from colonnade.describe.device_order import in_order
 from colonnade.describe.html import size
 from colonnade.describe.run_folder import Run, inner, number
-from colonnade.describe.timeline import Event, Timeline, in_order
+from colonnade.describe.timeline import Event, Timeline
+from colonnade.describe.waits import HOST
 from colonnade.show.report.thinning import extremes, kept
 
 Chart = dict[str, Any]
@@ -229,6 +231,8 @@ def _told(event: Event) -> str:
         said.append(escape(event.link))
     if event.bytes:
         said.append(size(event.bytes))
+    if event.cause:
+        said.append(f"for {escape(event.cause)}")
     return ", ".join(said)
 
 

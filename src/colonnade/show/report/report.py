@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from colonnade import __version__
-from colonnade.describe.breakdown import PROGRAM
 from colonnade.describe.colours import line_colour
+from colonnade.describe.device_order import in_order
 from colonnade.describe.html import network, size
 from colonnade.describe.run_folder import Run, number, read_run
-from colonnade.describe.timeline import in_order
+from colonnade.describe.waits import BOUND, EDGE, PROGRAM
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.study import is_study, study_page
@@ -239,7 +239,7 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
 
 
 # What devices wait for, as the page tells it.
-_REASONS = ("other devices", "reduction", "update", "input", "checkpoint", PROGRAM)
+_REASONS = ("other devices", "reduction", "update", "input", "checkpoint", BOUND, EDGE, PROGRAM)
 
 
 def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
