@@ -3,6 +3,7 @@ import json
 import pytest
 
 from colonnade.describe.plan import Candidate, Plan, Prediction, even_stages, spans
+from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import InvalidArgument
 
 FULL = Plan(
@@ -22,6 +23,15 @@ FULL = Plan(
 
 def test_json_both_ways():
     assert Plan.from_json(FULL.to_json()) == FULL
+
+
+def test_a_timeline_is_no_part_of_the_json():
+    drawn = FULL.with_(timeline=Timeline.of([Event("device 0", 0.0, 1.0, "forward")]))
+    assert drawn == FULL
+    assert drawn.to_json() == FULL.to_json()
+    assert "forward" not in repr(drawn)
+    with pytest.raises(InvalidArgument, match="a timeline has a file of its own"):
+        Plan.from_json(json.dumps({**json.loads(FULL.to_json()), "timeline": {"events": []}}))
 
 
 def test_devices_are_in_the_order_of_the_axes():

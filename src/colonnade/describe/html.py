@@ -104,6 +104,7 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
         for i in range(len(names))
     ]
     if len(names) == 2:
+        high = 110.0
         places = [(wide * 0.22, high / 2), (wide * 0.78, high / 2)]
     drawn = []
     pairs = sorted({(min(pair), max(pair)) for pair in links if pair[0] != pair[1]})

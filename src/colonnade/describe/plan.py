@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from colonnade.describe import fields, plan_text
 from colonnade.describe.fields import FLAG, NUMBER, TEXT, Rule, one_of, optional, whole_from
 from colonnade.describe.html import paragraphs, size, table
+from colonnade.describe.timeline import Timeline
 from colonnade.errors import Problem, check, is_whole
 
 VERSION = 1
@@ -117,6 +118,8 @@ class Plan:
     predicted: Prediction | None = None
     advice: str = ""
     candidates: tuple[Candidate, ...] = ()
+    # Of a step as it was simulated; JSON does not have it.
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("devices", "sharded", "candidates", "layers"):
@@ -199,7 +202,9 @@ class Plan:
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
-        return json.dumps({"version": VERSION, **asdict(self)})
+        plain = asdict(replace(self, timeline=None))
+        del plain["timeline"]
+        return json.dumps({"version": VERSION, **plain})
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -209,6 +214,9 @@ class Plan:
         candidates = plain.get("candidates", [])
         listed = candidates if isinstance(candidates, list) else []
         wrong = [*fields.strangers(cls, plain)]
+        if "timeline" in plain:
+            rule = "is no field here: a timeline has a file of its own"
+            wrong.append(Problem("timeline", fields.shown(plain["timeline"]), rule, "Leave it out"))
         if not isinstance(candidates, list):
             wrong.append(Problem("candidates", fields.shown(candidates), "must be a list", FIX))
         wrong += _strange_prediction(plain.get("predicted"), "predicted.")

@@ -14,6 +14,7 @@ from colonnade.describe.run_folder import Run, number, read_run
 from colonnade.describe.waits import BOUND, EDGE, PROGRAM
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
+from colonnade.show.report.forecast import forecast
 from colonnade.show.report.study import is_study, study_page
 
 # By this a page knows that it may be made again.
@@ -201,8 +202,12 @@ def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, 
 
 def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Where the time went."""
+    foretold = None
+    if run.predicted is not None and run.predicted.events:
+        foretold = charts.timeline(run.predicted, "predicted")[0]
+    common = {"forecast": forecast(run), "predicted": _add(drawn, foretold)}
     if run.timeline is None or not run.timeline.events:
-        return {"words": [], "timeline": None, "predicted": None, "undrawn": 0}
+        return {**common, "words": [], "timeline": None, "undrawn": 0}
     breakdown = run.timeline.breakdown()
     advice = {f"{words[0].upper()}{words[1:]}." for words in breakdown.advice()}
     chart, undrawn = charts.timeline(run.timeline, "measured")
@@ -211,15 +216,11 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
         return f"{amount / breakdown.span:.1%}" if breakdown.span else ""
 
     waits = {device: _reasons(row) for device, row in breakdown.waited_for.items()}
-    predicted = charts.timeline(run.predicted, "predicted")[0] if run.predicted is not None else None
-    words = [(sentence, sentence in advice) for sentence in breakdown.sentences()]
-    if run.predicted is not None and run.predicted.span and run.timeline.span:
-        ratio = breakdown.span / max(breakdown.num_steps, 1) / _step(run.predicted)
-        words.append((f"A step takes {ratio:.2f} times as long as predicted.", False))
+    reasons = [what for what in _REASONS if _any(waits, what, breakdown.span)]
     return {
-        "words": words,
+        **common,
+        "words": [(sentence, sentence in advice) for sentence in breakdown.sentences()],
         "timeline": _add(drawn, chart),
-        "predicted": _add(drawn, predicted),
         "undrawn": undrawn,
         "parts": [
             ["device", *breakdown.kinds],
@@ -229,11 +230,8 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
             ),
         ],
         "waits": [
-            ["device", *(what for what in _REASONS if _any(waits, what))],
-            *(
-                [device, *(part(amount) for what, amount in waits[device].items() if _any(waits, what))]
-                for device in in_order(waits)
-            ),
+            ["device", *reasons],
+            *([device, *(part(waits[device][what]) for what in reasons)] for device in in_order(waits)),
         ],
     }
 
@@ -248,12 +246,8 @@ def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
     return {_REASONS[0]: sum(waited.values()) - sum(known.values()), **known}
 
 
-def _any(waits: Mapping[str, Mapping[str, float]], what: str) -> bool:
-    return any(row[what] > 0 for row in waits.values())
-
-
-def _step(timeline: Any) -> float:
-    return float(timeline.span / max(len(timeline.steps), 1))
+def _any(waits: Mapping[str, Mapping[str, float]], what: str, span: float) -> bool:
+    return any(row[what] > 0.0005 * span for row in waits.values())
 
 
 def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:

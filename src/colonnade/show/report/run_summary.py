@@ -11,6 +11,8 @@ from colonnade.describe.run_folder import Line, Run, inner, number, sessions
 
 # A run whose files were not touched for so many seconds, and that did not end, was killed.
 SILENT = 120.0
+# Settings that Keras makes up, and that say nothing of a run.
+MADE_UP = ("Optimizer: name",)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     ]
     names = dict.fromkeys(name for one in told for name in one)
     rows = [(name, [one.get(name, "") for one in told]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in MADE_UP]
 
 
 def comparison(runs: Sequence[Run], now: float) -> list[dict[str, str]]:
