@@ -197,8 +197,8 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
             "text": [_told(event) for event in by_kind[kind]],
             "textposition": "none",
             "marker": {"color": KIND_COLOURS.get(kind, OTHER), "line": {"width": 0}},
-            "hovertemplate": f"<b>{escape(kind)}</b> %{{text}}<br>%{{x:.4g}} ms, from %{{base:.5g}} ms"
-            "<extra></extra>",
+            # Plotly's x is where a bar ends.
+            "hovertemplate": f"<b>{escape(kind)}</b> %{{text}}, from %{{base:.5~g}} ms<extra></extra>",
         }
         for kind in order
     ]
@@ -219,7 +219,7 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
 
 
 def _told(event: Event) -> str:
-    """What is known of an event beside its times."""
+    """What is known of an event, and how long it took."""
     said = [] if event.step is None else [f"step {event.step}"]
     if event.stage is not None:
         said.append(f"stage {event.stage}")
@@ -233,7 +233,7 @@ def _told(event: Event) -> str:
         said.append(size(event.bytes))
     if event.cause:
         said.append(f"for {escape(event.cause)}")
-    return ", ".join(said)
+    return f"{', '.join(said)}<br>{event.seconds * 1e3:.4g} ms"
 
 
 def memory(run: Run) -> Chart | None:

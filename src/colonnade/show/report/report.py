@@ -39,7 +39,7 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     """
     check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
     of_study = any(is_study(Path(path)) for path in paths)
-    runs = [] if of_study else [read_run(path, WHERE) for path in paths]
+    runs = [] if of_study else _read(paths)
     page = _output(paths, output)
     check(WHERE, _unwritable(page, force))
     text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
@@ -50,6 +50,18 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     except OSError as error:
         raise InvalidArgument(WHERE, [_closed(page, error.strerror)]) from None
     return page
+
+
+def _read(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs; what is wrong with any of the folders comes in one error."""
+    runs, wrong = [], []
+    for path in paths:
+        try:
+            runs.append(read_run(path, WHERE))
+        except InvalidArgument as error:
+            wrong += error.problems
+    check(WHERE, wrong)
+    return runs
 
 
 def watch(
