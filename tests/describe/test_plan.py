@@ -133,3 +133,11 @@ def test_in_a_notebook():
     assert "Use 4 devices." in html
     for word in ("2 replicas of 2 stages", "1000.00", "one device", "does not fit", "2 stages", "2000.00"):
         assert word in html
+
+
+def test_in_a_notebook_few_layouts_are_shown_and_the_others_folded_away():
+    many = FULL.with_(candidates=tuple(Candidate(f"layout {i}", f"<why {i}>") for i in range(9)))
+    shown, _, folded = many._repr_html_().partition("<details>")
+    assert [f"layout {i}" in shown for i in range(9)] == [True] * 4 + [False] * 5
+    assert all(f"&lt;why {i}&gt;" in folded for i in range(9))
+    assert "<details>" not in FULL.with_(candidates=())._repr_html_()

@@ -54,9 +54,9 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B" if power == 0 else f"{num_bytes / 1024**power:.1f} {units[power]}"
 
 
-def bars(rows: Mapping[str, Mapping[str, float]], total: float) -> str:
-    """A bar per row, cut into coloured parts of a total, with a legend under all of them."""
-    kinds = dict.fromkeys(kind for parts in rows.values() for kind in parts)
+def bars(rows: Mapping[str, Mapping[str, float]], total: float, more: Iterable[str] = ()) -> str:
+    """A bar per row, cut into coloured parts of a total, with a legend under all of them, and of `more`."""
+    kinds = dict.fromkeys([*more, *(kind for parts in rows.values() for kind in parts)])
     lines = []
     for name, parts in rows.items():
         pieces = "".join(

@@ -17,6 +17,7 @@ SHARDABLE = ("slots", "gradients", "parameters")
 # `order` is that of the engine: the tree of `transfers.reduction` on links, a star where copies cost nothing.
 # `host`: the processor adds up gradients and keeps the parameters, as a parameter server.
 REDUCTIONS = ("order", "ring", "tree", "scatter", "hierarchical", "host")
+SHOWN = 5  # layouts in a notebook; the others are folded away
 FIX = "Take the plan that cn.plan() returned"
 
 
@@ -168,9 +169,15 @@ class Plan:
     def _repr_html_(self) -> str:
         """The advice, and what was looked at, for notebooks."""
         head = ["layout", "ms per step", "examples/s", "of as many devices", "memory"]
-        looked_at = [(self.layout, self.predicted), *((c.layout, c.predicted) for c in self.candidates)]
-        rows = [[layout, *_figures(predicted)] for layout, predicted in looked_at]
-        return paragraphs([self.advice] if self.advice else []) + table(head, rows, title="Plan")
+        looked_at = [(self.layout, self.predicted, "the plan")]
+        looked_at += [(c.layout, c.predicted, c.reason) for c in self.candidates]
+        rows = [[layout, *_figures(predicted)] for layout, predicted, _ in looked_at]
+        best = table(head, rows[:SHOWN], title="Plan")
+        if len(rows) > 1:
+            every = [[*row, why] for row, (_, _, why) in zip(rows, looked_at, strict=True)]
+            best += f"<details><summary>all {len(rows)} layouts, and why not</summary>"
+            best += f"{table([*head, ''], every)}</details>"
+        return paragraphs([self.advice] if self.advice else []) + best
 
     @property
     def not_runnable(self) -> str:

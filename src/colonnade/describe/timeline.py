@@ -41,7 +41,7 @@ class Event:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Events in the order of their start.
 
@@ -113,7 +113,11 @@ class Timeline:
         found, devices = self.breakdown(), in_order(self.devices)
         rows = {device: found.seconds[device] for device in devices if device in found.seconds}
         picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
+        return f"{picture}{bars(rows, found.span, found.host)}{paragraphs(found.sentences())}"
+
+    def __repr__(self) -> str:
+        """Short, also inside of a history: the events are many."""
+        return f"<Timeline: {len(self.events)} events, {len(self.devices)} lines, {self.span * 1e3:.4g} ms>"
 
     def to_json(self) -> str:
         """As JSON, for `from_json`."""

@@ -54,7 +54,8 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
 
 def _read(paths: Sequence[str | Path]) -> list[Run]:
     """The runs; what is wrong with any of the folders comes in one error."""
-    runs, wrong = [], []
+    runs: list[Run] = []
+    wrong: list[Problem] = []
     for path in paths:
         try:
             runs.append(read_run(path, WHERE))
