@@ -2,9 +2,9 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
+from colonnade.run.cut.sync_cut import call_with_sums
 from colonnade.run.model.group_scope import GroupScope
 from colonnade.run.move.reduce import star
-from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import Traced
 
 

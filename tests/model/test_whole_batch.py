@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument
+from colonnade.run.cut.sync_cut import call_with_sums
 from colonnade.run.model.whole_batch import MEAN, SUM, AddedLosses, gathered, kinds, masks_of, with_masks
 from colonnade.run.move.reduce import star
-from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import trace
 
 

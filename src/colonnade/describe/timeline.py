@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from colonnade.describe.breakdown import Breakdown, merged
-from colonnade.describe.drawings import boxes
-from colonnade.describe.html import bars, paragraphs
+from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.html import bars, paragraphs
 from colonnade.errors import Problem, check
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from colonnade.describe.address import HOST, is_ip
+from colonnade.describe.clusters.address import HOST, is_ip
 from colonnade.describe.fields import shown
 from colonnade.errors import InvalidArgument, Problem
 

@@ -4,7 +4,7 @@ import random
 import socket
 from contextlib import ExitStack
 
-from colonnade.describe.slurm_step import PORTS
+from colonnade.describe.clusters.slurm_step import PORTS
 
 
 def free(count: int = 1) -> list[int]:

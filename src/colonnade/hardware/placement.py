@@ -13,7 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from colonnade.describe import html
+from colonnade.describe.pictures import html
 from colonnade.errors import PlacementError
 from colonnade.hardware.profile import profile
 

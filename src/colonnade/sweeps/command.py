@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from colonnade.errors import Problem
-from colonnade.sweeps.ending import Ending, of_exit
 from colonnade.sweeps.search import written
+from colonnade.sweeps.slots.ending import Ending, of_exit
 from colonnade.sweeps.trial_folder import TrialFolder
 
 PARAMETER = "COLONNADE_PARAM_"

@@ -16,9 +16,10 @@ from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.batch.widths import Widths
-from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
-from colonnade.run.keras_train.own_step import OwnStep
-from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
+from colonnade.run.cut.sync_cut import call_with_sums, problems
+from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.own_step import OwnStep
+from colonnade.run.keras_steps.split_inputs import SplitInputs, split_problems
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.whole_batch import AddedLosses, joined, kinds, masks_of, unjoined, with_masks
 from colonnade.run.move.reduce import star
@@ -27,7 +28,6 @@ from colonnade.run.prove.verdict import Prover
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
-from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
 

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colonnade.describe import html
+from colonnade.describe.pictures import html
 
 CAUSES = {
     "randomness": "it draws random numbers: two runs on the same batch on one device differ",

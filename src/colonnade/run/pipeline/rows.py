@@ -16,6 +16,7 @@ from colonnade.hardware.devices import are_cards
 from colonnade.run.batch.shares import EvenShares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
+from colonnade.run.cut.stage_cut import StageCut, untied
 from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
@@ -29,7 +30,6 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined
 from colonnade.run.step.objective import Objective, Share, stacked, vital
 from colonnade.run.step.update import Update
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.stage_cut import StageCut, untied
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.parts import home_of
 from colonnade.run.variables.stage_homes import StageHomes

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.reason.schedules.schedule import Slot, StageTask
-from colonnade.run.trace.stage_cut import StageCut
+from colonnade.run.cut.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
 

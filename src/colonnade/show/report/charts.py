@@ -11,8 +11,8 @@ from html import escape
 from typing import Any
 
 from colonnade.describe.breakdown import HOST, KINDS
-from colonnade.describe.colours import KIND_COLOURS, OTHER, line_colour
-from colonnade.describe.html import size
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER, line_colour
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number
 from colonnade.describe.timeline import Event, Timeline, in_order
 from colonnade.show.report.thinning import extremes, kept

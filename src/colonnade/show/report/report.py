@@ -8,8 +8,8 @@ from typing import Any
 
 from colonnade import __version__
 from colonnade.describe.breakdown import PROGRAM
-from colonnade.describe.colours import line_colour
-from colonnade.describe.html import network, size
+from colonnade.describe.pictures.colours import line_colour
+from colonnade.describe.pictures.html import network, size
 from colonnade.describe.run_folder import Run, number, read_run
 from colonnade.describe.timeline import in_order
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check

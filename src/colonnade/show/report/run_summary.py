@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from colonnade.describe.html import size
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Line, Run, inner, number, sessions
 
 # A run whose files were not touched for so many seconds, and that did not end, was killed.
