@@ -23,7 +23,7 @@ from colonnade.errors import Problem
 from colonnade.run.cut.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.move.reduce import Order, reduce, spread
 from colonnade.run.trace.captures import READS, nodes
-from colonnade.run.trace.keras_owner import layer_of
+from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.replica_context import MARK
 from colonnade.run.trace.traced import Traced, scope
 
@@ -241,7 +241,7 @@ def _marks_of_called(traced: Traced) -> Iterator[str]:
 
 def _remembering(traced: Traced) -> Iterator[Problem]:
     """Recurrent layers that carry a state for each row from batch to batch."""
-    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    layers = {id(layer): layer for layer in layers_of(traced.written)}
     for layer in layers.values():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             rule = "has stateful=True: it keeps a state for each row, which several devices would mix up"
@@ -251,7 +251,7 @@ def _remembering(traced: Traced) -> Iterator[Problem]:
 def _still_local(traced: Traced) -> Iterator[str]:
     """Synchronised layers whose statistics depend on the slice other than through a sum."""
     written = [c.variable for c in traced.captures if c.variable is not None and c.written]
-    owners = [(variable, layer_of(variable)) for variable in written]
+    owners = list(zip(written, layers_of(written), strict=True))
     means = [
         (variable, layer)
         for variable, layer in owners

@@ -24,7 +24,7 @@ from colonnade.run.prove.proof import InSlices, More, nothing_more
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.keras_owner import layer_of
+from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.traced import Traced
 
 Trace = Callable[[Arguments], Objective]
@@ -162,7 +162,7 @@ def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
 
 def _norms(traced: Traced) -> list[Any]:
     """Batch normalisations whose statistics are those of the slice."""
-    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    layers = {id(layer): layer for layer in layers_of(traced.written)}
     norm = keras.layers.BatchNormalization
     return [layer for layer in layers.values() if isinstance(layer, norm) and not layer.synchronized]
 
