@@ -41,8 +41,8 @@ def devices(
             raise InvalidArgument("colonnade devices", [problem])
         from colonnade.hardware.probes.measure import measured
 
-        found = measured(_machine(None))
-        print_either(as_json, json.loads(found.to_json()), show.figures(found))
+        figures = measured(_machine(None))
+        print_either(as_json, json.loads(figures.to_json()), show.figures(figures))
         return
     if topology is not None:
         pasted = Topology.from_text(text_of(topology))

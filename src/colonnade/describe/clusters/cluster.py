@@ -66,13 +66,13 @@ class Cluster:
         names = tuple(environ[MACHINES].split(",")) if environ.get(MACHINES) else ()
         if environ.get(tf_config.NAME):
             source = "colonnade run" if GENERATION in environ else "TF_CONFIG"
-            found = tf_config.read(environ[tf_config.NAME], problems)
+            place = tf_config.read(environ[tf_config.NAME], problems)
         else:
             source, names = "Slurm", ()
-            found = slurm_step.read(environ, problems)
-        if found is None:
+            place = slurm_step.read(environ, problems)
+        if place is None:
             return None
-        addresses, rank = found
+        addresses, rank = place
         if names and len(names) != len(addresses) and not problems:
             rule = f"there are {len(names)} names for {len(addresses)} addresses"
             problems.append(Problem(MACHINES, environ[MACHINES], rule, f"Leave {MACHINES} out"))

@@ -84,21 +84,21 @@ def _indexed(job: str, addresses: object, problems: list[Problem]) -> Iterator[t
     if isinstance(addresses, list):
         yield from enumerate(addresses)
     elif isinstance(addresses, dict):
-        found: dict[int, str] = {}
+        addressed: dict[int, str] = {}
         for key, address in addresses.items():
             index = _whole(key)
             if index is None:
                 problems.append(_problem(at, key, "an index of a task must be a whole number from 0 up"))
-            elif index in found:
+            elif index in addressed:
                 problems.append(_problem(at, key, f"the task with index {index} is there twice"))
             else:
-                found[index] = address
-        if set(found) != set(range(len(found))):
-            listed = ", ".join(map(str, sorted(found)))
+                addressed[index] = address
+        if set(addressed) != set(range(len(addressed))):
+            listed = ", ".join(map(str, sorted(addressed)))
             problems.append(
-                _problem(at, listed, f"the indices of {len(found)} tasks must be 0 and up, without gaps")
+                _problem(at, listed, f"the indices of {len(addressed)} tasks must be 0 and up, without gaps")
             )
-        yield from sorted(found.items())
+        yield from sorted(addressed.items())
     else:
         problems.append(_problem(at, addresses, "must be a list of addresses"))
 

@@ -133,15 +133,15 @@ class Meeting:
 
     def _differences(self, everyone: Sequence[Mapping[str, str]]) -> list[tuple[str, str, str, str, str]]:
         """What some machines have otherwise than most: (name, value, where, value of most, where)."""
-        names, found = self._cluster.names, []
+        names, rows = self._cluster.names, []
         for fact in dict.fromkeys(name for facts in everyone for name in facts):
             values = [facts.get(fact, "nothing") for facts in everyone]
             most = max(dict.fromkeys(values), key=values.count)  # of as many, that of the first machine
             others = ", ".join(n for n, v in zip(names, values, strict=True) if v == most)
             for value in dict.fromkeys(v for v in values if v != most):
                 who = ", ".join(n for n, v in zip(names, values, strict=True) if v == value)
-                found.append((fact, value, who, most, others))
-        return found
+                rows.append((fact, value, who, most, others))
+        return rows
 
     def close(self, failed: str | None = None) -> None:
         """Say goodbye; the first machine waits for the others, which may still speak to each other."""
@@ -243,8 +243,8 @@ class Meeting:
             if complete:
                 del self._said[number]
         if len(topics) > 1:
-            told = ", ".join(f"{self._cluster.names[who]} is at {topic}" for topic, who in topics.items())
-            self._end_all(f"the machines do not run the same program: {told}", 1)
+            places = ", ".join(f"{self._cluster.names[who]} is at {topic}" for topic, who in topics.items())
+            self._end_all(f"the machines do not run the same program: {places}", 1)
         if complete:
             values = [said[who]["value"] for who in range(self._cluster.size)]
             for other in self._links:

@@ -60,8 +60,8 @@ def compute_mode(cards: Sequence[Card]) -> Finding:
     if closed:
         return Finding(check, "blocks", f"{closed}: no process may compute there", why, remedy)
     if alone:
-        found = f"{alone}: one process at a time, so parts of a card cannot be leased"
-        return Finding(check, "note", found, why, f"{remedy}, or keep it and lease whole cards")
+        finding = f"{alone}: one process at a time, so parts of a card cannot be leased"
+        return Finding(check, "note", finding, why, f"{remedy}, or keep it and lease whole cards")
     return Finding(check, "good", "all cards let several processes in", why)
 
 

@@ -34,7 +34,7 @@ class OpenPort:
 
 def open_ports() -> tuple[tuple[OpenPort, ...], bool]:
     """TensorFlow's servers on other than loopback addresses; and whether some processes are hidden."""
-    found: dict[tuple[int, int], OpenPort] = {}
+    listening: dict[tuple[int, int], OpenPort] = {}
     hidden = False
     try:
         connections = psutil.net_connections(kind="tcp")
@@ -49,8 +49,8 @@ def open_ports() -> tuple[tuple[OpenPort, ...], bool]:
         if pid is None:
             hidden = True
         elif _has_tensorflow(pid) and _speaks_http2(address, port):
-            found[pid, port] = OpenPort(port, pid, _command(pid), _hosts(pid))
-    return tuple(found.values()), hidden
+            listening[pid, port] = OpenPort(port, pid, _command(pid), _hosts(pid))
+    return tuple(listening.values()), hidden
 
 
 def reachable(ports: Sequence[OpenPort], hidden: bool) -> Finding:
@@ -62,12 +62,12 @@ def reachable(ports: Sequence[OpenPort], hidden: bool) -> Finding:
     if not ports:
         beyond = "; other users' processes cannot be seen from here" if hidden else ""
         return Finding(check, "good", f"none that another machine could reach{beyond}", why)
-    found = "; ".join(f"port {one.port} of process {one.pid} ({one.command})" for one in ports)
+    listed = "; ".join(f"port {one.port} of process {one.pid} ({one.command})" for one in ports)
     hosts = list(dict.fromkeys(host for one in ports for host in one.hosts if not is_loopback(host)))
     rules = fence.rules(hosts, ", ".join(map(str, sorted({one.port for one in ports}))))
     fenced = "\n".join(f"     {rule}" for rule in rules)
     remedy = f"End what is not needed, and fence the rest, as root, if nothing does yet:\n{fenced}"
-    return Finding(check, "note", f"{found}: on all interfaces", why, remedy)
+    return Finding(check, "note", f"{listed}: on all interfaces", why, remedy)
 
 
 def _has_tensorflow(pid: int) -> bool:

@@ -47,21 +47,21 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def put_into(machine: Machine, found: Measured) -> Topology:
+def put_into(machine: Machine, figures: Measured) -> Topology:
     """Measured figures in place of published ones."""
     topology = machine.topology
     if not machine.cards:
         return Topology(
-            (Device("CPU:0", achieved=found.flops[0], cores=cores()),), topology.select([0]).links
+            (Device("CPU:0", achieved=figures.flops[0], cores=cores()),), topology.select([0]).links
         )
     place = {card.index: at for at, card in enumerate(machine.cards)}
     links = [list(row) for row in topology.links]
-    for source, target, bandwidth, latency in found.copies:
+    for source, target, bandwidth, latency in figures.copies:
         known: Link = links[place[source]][place[target]]
         # What a small copy takes is mostly what a call takes: the latency of the link is at most that.
         better = replace(known, bandwidth=bandwidth, latency=min(latency, known.latency))
         links[place[source]][place[target]] = better
-    rates = {place[card]: rate for card, rate in zip(found.cards, found.flops, strict=True)}
+    rates = {place[card]: rate for card, rate in zip(figures.cards, figures.flops, strict=True)}
     devices = [replace(d, achieved=rates.get(at, d.achieved)) for at, d in enumerate(topology.devices)]
     return Topology(tuple(devices), links, topology.adapters)
 

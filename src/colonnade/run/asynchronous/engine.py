@@ -14,7 +14,6 @@ from colonnade.run.asynchronous.device_calls import DeviceCalls
 from colonnade.run.asynchronous.step_record import Slicing
 from colonnade.run.asynchronous.stream import AsynchronousLoop
 from colonnade.run.batch.split import Arguments, sizes
-from colonnade.run.cut.sync_cut import refusals
 from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Links, Settings, Then
@@ -24,6 +23,7 @@ from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 

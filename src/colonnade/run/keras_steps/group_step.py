@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from colonnade.errors import Problem, check
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
-from colonnade.run.cut.sync_cut import call_with_sums, problems
 from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.model.group_scope import GroupScope
 from colonnade.run.model.metrics import DeferredMetrics
@@ -23,6 +22,7 @@ from colonnade.run.prove.verdict import Prover
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.saved_state import SavedState
 
 NAMES = ("data", "place", "num_batches")

@@ -15,7 +15,6 @@ import tensorflow as tf
 from colonnade.errors import check
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
 from colonnade.run.batch.widths import Widths
-from colonnade.run.cut.sync_cut import call_with_sums, problems
 from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs
 from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.model.training_step import all_metrics
@@ -27,6 +26,7 @@ from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.replica_copies import ReplicaCopies, local_outputs
 from colonnade.run.variables.saved_state import Item, SavedState, named
 
@@ -126,12 +126,12 @@ class OwnStep:
         counts = self.counts(batch)
         with self._failures.told("fit()", self._model.name, counts, partial(self.whole, batch)):
             parts = [batch.resized(count) for count in counts]
-            found = [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
-        check("fit()", problems(found))
-        for i, traced in enumerate(found):
+            traces = [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
+        check("fit()", problems(traces))
+        for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
             self.copies.note(traced)
-        return found
+        return traces
 
     def whole(self, batch: Arguments) -> Traced:
         """The step as one device makes it."""

@@ -15,12 +15,12 @@ from colonnade.hardware.placement import short
 from colonnade.reason.schedules.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
-from colonnade.run.cut.stage_cut import StageCut
 from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.stage_cut import StageCut
 from colonnade.run.variables.homes import owners_of
 from colonnade.run.variables.parts import home_of
 

@@ -14,12 +14,12 @@ from colonnade.hardware.placement import Placement, placement, short
 from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
 from colonnade.run.batch.widths import Widths
-from colonnade.run.cut.sync_cut import refusals
 from colonnade.run.parallel.join import check_join, join_leaf
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.op_timeline import Places, op_timeline
 from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace_cut.sync_cut import refusals
 
 Devices = int | Sequence[int | str] | None
 

@@ -8,12 +8,12 @@ import tensorflow as tf
 from colonnade.errors import check
 from colonnade.reason.schedules.schedule import forward
 from colonnade.run.batch.split import Arguments
-from colonnade.run.cut.stage_cut import StageCut
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.refusals import refusals
 from colonnade.run.pipeline.tasks import Passage
 from colonnade.run.step.evaluation import Evaluation, Score
 from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace_cut.stage_cut import StageCut
 
 
 class PipelineEvaluation(Evaluation):

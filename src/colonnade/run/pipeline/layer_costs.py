@@ -10,12 +10,12 @@ import tensorflow as tf
 from colonnade.reason.schedules.layer_split import Layer
 from colonnade.run.batch.split import Arguments, is_tensor
 from colonnade.run.batch.zeros import skeleton, zeros_for
-from colonnade.run.cut.stage_cut import StageCut
 from colonnade.run.memory.dry_run import Function, Job, JobMemory, dry_run
 from colonnade.run.memory.estimate import job_of
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.stage_cut import StageCut
 from colonnade.run.variables.homes import Homes
 
 # Of so many runs of a layer the fastest counts.

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, sizes
-from colonnade.run.cut.sync_cut import call_with_sums, problems
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.reduce import star
 from colonnade.run.step.objective import total_of
@@ -16,6 +15,7 @@ from colonnade.run.step.update import as_keras
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.homes import Homes
 
 

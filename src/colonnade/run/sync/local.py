@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
-from colonnade.run.cut.sync_cut import refusals
 from colonnade.run.engine.gradients import components, divided, divisor
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.protocols import Links, Outcome, Settings
@@ -18,6 +17,7 @@ from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.cut.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.engine.gradients import components, slice_specs, slices
 from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
@@ -23,6 +22,7 @@ from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import idle_share
+from colonnade.run.trace_cut.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.variables.homes import Homes, owners_of
 
 

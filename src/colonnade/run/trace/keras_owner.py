@@ -41,7 +41,7 @@ def keras_variable(variable: tf.Variable) -> Any:
 
 
 def layers_of(variables: Iterable[tf.Variable]) -> list[Any]:
-    """Of each: the batch normalisation whose moving mean it is, or the recurrent layer whose state; or None."""
+    """Of each: the batch norm whose moving mean it is, or the recurrent layer whose state; or None."""
     return [None if (layer := known.layer) is None else layer() for known in _known(variables)]
 
 

@@ -29,12 +29,12 @@ class RemoteTrial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        found: float = self._channel.ask("suggest_float", name, low, high, step=step, log=log)
-        return found
+        value: float = self._channel.ask("suggest_float", name, low, high, step=step, log=log)
+        return value
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        found: int = self._channel.ask("suggest_int", name, low, high, step=step, log=log)
-        return found
+        value: int = self._channel.ask("suggest_int", name, low, high, step=step, log=log)
+        return value
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
         """One of the choices: the very object that was passed."""
@@ -59,18 +59,18 @@ class RemoteTrial:
 
     @property
     def constraints(self) -> dict[str, float]:
-        found: dict[str, float] = self._channel.ask("constraints")
-        return found
+        values: dict[str, float] = self._channel.ask("constraints")
+        return values
 
     @property
     def params(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._channel.ask("params")
-        return found
+        values: dict[str, Any] = self._channel.ask("params")
+        return values
 
     @property
     def user_attrs(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._channel.ask("user_attrs")
-        return found
+        values: dict[str, Any] = self._channel.ask("user_attrs")
+        return values
 
     @property
     def distributions(self) -> dict[str, Any]:

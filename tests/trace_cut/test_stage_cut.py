@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
-from colonnade.run.cut.stage_cut import StageCut, untied
 from colonnade.run.step.objective import Objective
+from colonnade.run.trace_cut.stage_cut import StageCut, untied
 
 X = np.array([[1.0, -2.0], [0.5, 3.0]])
 

@@ -11,9 +11,9 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from colonnade.errors import Problem
-from colonnade.run.cut.subgraph import CuttableGraph, Subgraph, node_of
 from colonnade.run.trace.stage_marks import stage_of
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.subgraph import CuttableGraph, Subgraph, node_of
 
 
 class StageCut:

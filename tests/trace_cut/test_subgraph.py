@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from colonnade.run.cut.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.trace.traced import trace
+from colonnade.run.trace_cut.subgraph import CuttableGraph, node_of, tensor_of
 
 X = np.array([1.0, 2.0, 3.0], "float32")
 

@@ -23,8 +23,8 @@ from norms import (
 
 import colonnade as cn
 from colonnade.run.batch.split import Arguments
-from colonnade.run.cut import sync_cut
 from colonnade.run.trace import replica_context
+from colonnade.run.trace_cut import sync_cut
 
 # Measuring coverage doubles the time of a trace; the same lines are run by other tests.
 MODES = ("shared", "mirrored", "partitioned")

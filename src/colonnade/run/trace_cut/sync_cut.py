@@ -20,12 +20,12 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.run.cut.subgraph import CuttableGraph, node_of, tensor_of
 from colonnade.run.move.reduce import Order, reduce, spread
 from colonnade.run.trace.captures import READS, nodes
 from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.replica_context import MARK
 from colonnade.run.trace.traced import Traced, scope
+from colonnade.run.trace_cut.subgraph import CuttableGraph, node_of, tensor_of
 
 
 def call_with_sums(
