@@ -12,9 +12,9 @@ import tensorflow as tf
 from examined import CHECKS, DEVICES, GIB, fails, outcome
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import collective, watchdog
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card
+from colonnade.hardware.probes import collective, watchdog
 from colonnade.run.move.reduce import reduce, spread
 from colonnade.run.selftest import movement, selftest
 from colonnade.run.selftest import report as reports

@@ -8,8 +8,8 @@ from typing import Any
 
 from colonnade.describe.breakdown import Breakdown
 from colonnade.describe.device_order import in_order
-from colonnade.describe.drawings import boxes
-from colonnade.describe.html import bars, paragraphs
+from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.html import bars, paragraphs
 from colonnade.describe.spans import merged
 from colonnade.errors import Problem, check
 
@@ -110,10 +110,10 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """In a notebook: the picture, the parts of the time, and the words."""
-        found, devices = self.breakdown(), in_order(self.devices)
-        rows = {device: found.seconds[device] for device in devices if device in found.seconds}
+        breakdown, devices = self.breakdown(), in_order(self.devices)
+        rows = {device: breakdown.seconds[device] for device in devices if device in breakdown.seconds}
         picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, found.span, found.host)}{paragraphs(found.sentences())}"
+        return f"{picture}{bars(rows, breakdown.span, breakdown.host)}{paragraphs(breakdown.sentences())}"
 
     def __repr__(self) -> str:
         """Short, also inside of a history: the events are many."""

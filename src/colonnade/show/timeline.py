@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from colonnade.describe.colours import KIND_COLOURS, OTHER
 from colonnade.describe.device_order import in_order
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
 from colonnade.describe.timeline import Timeline, label
 from colonnade.errors import ColonnadeError
 

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from colonnade.describe.html import size
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number
 from colonnade.show.report.run_summary import links
 
