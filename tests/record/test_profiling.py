@@ -1,13 +1,14 @@
 """Profiles of every mode of training."""
 
 import json
+import time
 from collections import Counter
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from families import kept
+from families import kept, long
 
 import colonnade as cn
 from colonnade.describe.waits import HOST
@@ -98,6 +99,23 @@ def test_steps_of_a_fit_with_saves_and_a_log(tmp_path):
     assert {event.bytes for event in inputs} == {16 * 32 * 4}
     assert not Recording.is_under_way()
     assert trained.fit((X,), batch_size=16, steps=2, progress=False).timeline is None
+
+
+@pytest.mark.parametrize("sync", [*long(cn.Synchronous()), cn.Asynchronous()])
+def test_a_slow_map_is_told_to_be_what_devices_wait_for(sync):
+    """A batch takes 40 ms to come; what was fetched ahead while the step was traced is in the warm-up."""
+
+    def slow(x):
+        time.sleep(0.04)
+        return x
+
+    data = tf.data.Dataset.from_tensors(X).repeat()
+    data = data.map(lambda x: tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), X.shape))
+    trained = trainer(sync=sync)
+    trained.fit(data, steps=3, progress=False)
+    found = trained.profile(data, steps=10).breakdown()
+    assert found.waiting_for("input") > 0.3
+    assert found.advice()[0].startswith("input: ")
 
 
 def test_training_is_the_same_with_a_profile():
