@@ -2,7 +2,7 @@
 
 import pytest
 
-from colonnade.describe.waits import EDGE, HOST, PROGRAM
+from colonnade.describe.waits import EDGE, HOST, OTHER_MACHINES, PROGRAM
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
 from colonnade.run.trace.op_timeline import Places, op_timeline
 
@@ -182,3 +182,18 @@ def test_names_of_the_users_own_mean_nothing_inside_a_replica():
 
 def test_nothing_at_all():
     assert op_timeline([], TWO).events == ()
+
+
+def test_messages_between_machines_are_of_the_host_and_waited_for():
+    rows = [
+        ("replica_0_on_CPU_0/MatMul", "MatMul", 0.0, 1.0),
+        ("while/machines_7_bytes_64", "CollectiveReduceV2", 1.0, 3.0),
+        ("while/machines_7_bytes_64", "CollectiveReduceV2", 1.5, 3.0),  # TensorFlow records its start twice
+        ("update_0/StatefulPartitionedCall/adam/mul", "Mul", 3.0, 4.0),
+    ]
+    timeline = op_timeline(ops(*rows), Places(["CPU:0"]))
+    (message,) = [e for e in timeline.events if e.kind == "reduction"]
+    assert (message.device, message.start, message.end, message.bytes) == (HOST, 1.0, 3.0, 64)
+    breakdown = timeline.breakdown()
+    assert breakdown.waited_for == {"CPU:0": {OTHER_MACHINES: 2.0}}
+    assert breakdown.advice()[0].startswith("other machines: 50% of the time")

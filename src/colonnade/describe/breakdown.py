@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from colonnade.describe.device_order import in_order
 from colonnade.describe.spans import Span, length, merged, without
-from colonnade.describe.waits import BOUND, COMPUTE, HOST, PROGRAM, blamed
+from colonnade.describe.waits import BOUND, COMPUTE, HOST, OTHER_MACHINES, PROGRAM, blamed
 
 if TYPE_CHECKING:
     from colonnade.describe.timeline import Event
@@ -39,7 +39,7 @@ class Breakdown:
     seconds: Mapping[str, Mapping[str, float]]  # by device and kind; each device's add up to the span
     waited_for: Mapping[str, Mapping[str, float]]  # by device: a device, a kind, or the program
     staged: bool  # whether it is of a pipeline
-    host: Mapping[str, float]  # of input and checkpoints, whether or not anybody waited
+    host: Mapping[str, float]  # of input, checkpoints and messages, whether or not anybody waited
     paces: Mapping[str, float]  # by device: seconds in which it computes a slice, undisturbed
 
     @classmethod
@@ -108,6 +108,10 @@ class Breakdown:
             (self.waiting_for("input"), "input: {} of the time; prefetch, or cache behind the map"),
             (self.waiting_for("checkpoint"), "checkpoints: {} of the time; save less often"),
             (sum(self.waiting_for(device) for device in self.seconds), self._of_waiting()),
+            (
+                self.waiting_for(OTHER_MACHINES),
+                "other machines: {} of the time; larger batches, or cn.LocalSGD(across='machines')",
+            ),
             (
                 self.waiting_for(BOUND),
                 "staleness: {} of the time devices may not read yet; a larger max_staleness lets them",

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from colonnade.describe.spans import Span, common, length, merged, without
 
 COMPUTE = ("forward", "backward", "compute")  # the last where the two are not told apart
-HOST = "host"  # what no device does: input and checkpoints
+HOST = "host"  # what no device does: input, checkpoints, messages between machines
 # Causes that are neither a device nor a kind of work.
 PROGRAM = "the program between steps"
+OTHER_MACHINES = "other machines"
 BOUND = "max_staleness"  # a device that may not read the parameters yet
 EDGE = "the edges of the recording"  # before its first slice, and after its last
 
@@ -30,7 +31,7 @@ def blamed(
         idle: when.
         work: of all devices, and of the host.
         known: spans whose cause is known; of all others the first counts of: a save, another device that
-            computes, a reduction, an update, the input; and where there is none, the program.
+            computes, other machines, a reduction, an update, the input; and where there is none, the program.
         free: whether devices never wait for another one to compute.
 
     >>> blamed("CPU:1", [(1, 5)], {"CPU:0": {"forward": [(0, 3)], "update": [(3, 4)]}})
@@ -49,6 +50,7 @@ def blamed(
         ("checkpoint", merged(host.get("checkpoint", ()))),
         *((cause, merged(spans)) for cause, spans in (known or {}).items()),
         *((other, compute[other]) for other in by_end if not free),
+        (OTHER_MACHINES, merged(host.get("reduction", ()))),
         ("reduction", elsewhere("reduction")),
         ("update", elsewhere("update")),
         ("input", merged(host.get("input", ()))),

@@ -299,6 +299,15 @@ def test_printed_it_is_light_and_whole(page):
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", drawn)) <= 8
 
 
+def test_the_page_of_one_of_several_machines_says_what_it_is_of(tmp_path):
+    several = {"names": ["<a>", "b"], "rank": 1}
+    text = report([run_folder(tmp_path / "two", machines=several)]).read_text()
+    assert "This is the log of b, machine 1 of &lt;a&gt;, b." in text
+    for other in ({"names": ["a"], "rank": 0}, {"names": ["a", "b"], "rank": 7}, "nonsense", {"names": 3}):
+        text = report([run_folder(tmp_path / "one", machines=other)]).read_text()
+        assert ("This is the log of" in text) == (other == {"names": ["a", "b"], "rank": 7})
+
+
 def test_all_folders_without_a_run_are_told_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument) as error:

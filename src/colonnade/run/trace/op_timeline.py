@@ -4,6 +4,7 @@
     row_0_stage_1_F3/...                                a task of a pipeline: micro-batch 3, forward
     reduction_0_from_CPU_1_to_CPU_0_bytes_64/...        a message of a reduction
     update_0/..., update_0_sums_64/...                  an update; the second adds up the gradients itself
+    machines_7_bytes_64                                 a message between machines, of which hosts take care
 
 What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, and what
 devices do that do not wait for each other (see `slice_marks`).
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from colonnade.describe.spans import Span, merged, without
 from colonnade.describe.timeline import Event, Timeline
-from colonnade.describe.waits import HOST, blamed
+from colonnade.describe.waits import HOST, OTHER_MACHINES, blamed
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
 from colonnade.run.trace.slice_marks import known_waits, slice_events
 
@@ -28,6 +29,7 @@ REPLICA = re.compile(r"(?:^|/)replica_(\d+)_on_(\w+?)_(\d+)(_grad)?(?=/|_)")
 TASK = re.compile(r"(?:^|/)row_(\d+)_stage_(\d+)_([FB])(\d+)/")
 REDUCTION = re.compile(r"(?:^|/)(reduction_(\d+)_from_([\w.]+)_to_(\w+)_bytes_(\d+))(?:_\d+)?(?=/)")
 UPDATE = re.compile(r"(?:^|/)update_(\d+)(?:_sums_(\d+))?(?:_\d+)?/(?:.*?StatefulPartitionedCall/)?(.*)")
+MACHINES = re.compile(r"(?:^|/)machines_(\d+)_bytes_(\d+)(?:_\d+)?$")
 GRADIENT = re.compile(r"/(?:gradient_tape|health_of_gradients)/")
 # Ops that run where a variable lives or a value leaves, and not where their replica computes.
 PLUMBING = {
@@ -91,6 +93,9 @@ def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
         link = f"{sources.replace('.', ', ')} -> {target}"
         moved, bucket = int(reduction[5]), int(reduction[2])
         yield Event(target, op.start, op.end, "reduction", bytes=moved, bucket=bucket, link=link)
+    elif message := MACHINES.search(op.name):
+        key, moved = int(message[1]), int(message[2])
+        yield Event(HOST, op.start, op.end, "reduction", bytes=moved, bucket=key, link=OTHER_MACHINES)
     elif update := UPDATE.search(op.name):
         copy = int(update[1])
         device = (places.updates or {}).get((copy, update[3]), places.devices[copy % len(places.devices)])

@@ -210,7 +210,8 @@ class Trainer:
         how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
         how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
         plan = self._plan.predicted if self._plan is not None else None
-        return facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, plan)
+        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, plan)
+        return {**told, "machines": {"names": self._peers.names, "rank": self._peers.rank}}
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""

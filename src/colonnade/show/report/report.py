@@ -10,8 +10,8 @@ from colonnade import __version__
 from colonnade.describe.device_order import in_order
 from colonnade.describe.pictures.colours import line_colour
 from colonnade.describe.pictures.html import network, size
-from colonnade.describe.run_folder import Run, number, read_run
-from colonnade.describe.waits import BOUND, EDGE, PROGRAM
+from colonnade.describe.run_folder import Run, inner, number, read_run
+from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.forecast import forecast
@@ -250,7 +250,17 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
 
 
 # What devices wait for, as the page tells it.
-_REASONS = ("other devices", "reduction", "update", "input", "checkpoint", BOUND, EDGE, PROGRAM)
+_REASONS = (
+    "other devices",
+    OTHER_MACHINES,
+    "reduction",
+    "update",
+    "input",
+    "checkpoint",
+    BOUND,
+    EDGE,
+    PROGRAM,
+)
 
 
 def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
@@ -289,6 +299,14 @@ def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
 
 
 def _notes(run: Run) -> Iterator[str]:
+    names = inner(run.facts, "machines").get("names")
+    if isinstance(names, list) and len(names) > 1:
+        own = int(number(inner(run.facts, "machines").get("rank")) or 0)
+        who = f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if own < len(names) else "one"
+        yield (
+            f"This is the log of {who}. Loss and speed are those of all; devices, memory, links and the "
+            "timeline are its own. The others write theirs into machine-1, machine-2, ... in the first's folder."
+        )
     held = run_summary.process_memory(run)
     if held:
         yield f"The process held {size(held)} of main memory at most, which all CPU devices share."
