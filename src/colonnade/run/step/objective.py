@@ -56,8 +56,8 @@ class Share:
     gradients: list[Any]
     health: Any  # a number per gradient that is finite only if the gradient is; None if not examined
     seconds: Any = None  # how long the replica took, where that is measured
-    turned: Any = None  # when the loss was there and the way back began, where that is noted
     sizes: Any = None  # for each gradient that is sparse, how many rows each lookup has; else None
+    turned: Any = None  # when the loss was there and the way back began, where that is noted
 
 
 class Objective(Traced):

@@ -37,7 +37,7 @@ def idle_share(traced: Objective) -> Share:
     weight = None if share.weight is None else tf.zeros([], share.weight.dtype)
     metrics = {name: tf.zeros([], value.dtype) for name, value in share.metrics.items()}
     health = tf.zeros(share.health.shape, share.health.dtype)
-    return Share(tf.zeros([], share.loss.dtype), weight, metrics, None, gradients, health, None, sizes)
+    return Share(tf.zeros([], share.loss.dtype), weight, metrics, None, gradients, health, sizes=sizes)
 
 
 def nothing_of(gradient: Any, parameter: tf.Variable) -> Any:

@@ -305,7 +305,7 @@ def _notes(run: Run) -> Iterator[str]:
         who = f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if own < len(names) else "one"
         yield (
             f"This is the log of {who}. Loss and speed are those of all; devices, memory, links and the "
-            "timeline are its own. The others write theirs into machine-1, machine-2, ... in the first's folder."
+            "timeline are its own. The others write into machine-1, machine-2, ... of the first one's folder."
         )
     held = run_summary.process_memory(run)
     if held:
