@@ -63,6 +63,7 @@ def close(one, other):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("validation", [None, *long(3)])
 def test_on_one_device_it_is_the_training_of_keras(validation):
     both = []

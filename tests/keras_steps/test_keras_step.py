@@ -278,6 +278,7 @@ def test_what_is_right_is_not_refused(name, capsys):
     assert said.startswith(SAID[name]), said
 
 
+@pytest.mark.long
 def test_noise_in_the_loss_is_not_refused(capsys):
     made = model(kind=Noisy)
     history = cn.fit(made, X, Y, devices=4, shuffle=False, verbose=2).history
@@ -287,6 +288,7 @@ def test_noise_in_the_loss_is_not_refused(capsys):
     np.testing.assert_allclose(history["loss"], [expected], atol=0.2 * expected)
 
 
+@pytest.mark.long
 def test_looking_leaves_the_training_as_it_is():
     """States, metrics and the numbers that are drawn are those without a look."""
     both = []

@@ -95,6 +95,7 @@ def test_placed_adds_and_the_collective_fail(ring, monkeypatch):
     assert movement.judge_collective(DEVICES, ring, "2").passed is False
 
 
+@pytest.mark.long
 def test_a_collective_is_asked_for_on_cards(monkeypatch, ring):
     lines = ("NCCL version 2.21.5+cuda12.5", "[]")
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring, printed=lines))

@@ -1,11 +1,13 @@
 import json
 
+import pytest
 from machines import machine
 
 from colonnade.hardware.probes import copies
 from colonnade.hardware.probes.probe import Copy
 
 
+@pytest.mark.long
 def test_the_program_that_copies(monkeypatch, capsys):
     """What runs on cards, with two CPU devices in their place."""
     cards = machine("article").cards[2:]
