@@ -212,6 +212,16 @@ def _problem(found: Found, source: tuple[str, Any]) -> Problem:
         fix = "Give it a mean, say aggregation= of the variable if it is a sum, or train on one device "
         fix += f"(devices=1); {GO_ON}"
         return Problem("variable", name, rule, fix)
+    if isinstance(found, StepInSlices) and not any(row.leaf.startswith("log") for row in unequal):
+        # The losses that it tells are equal.
+        rule = (
+            f"makes something of gradients that is not the mean of what slices give, as clipping does: {seen}"
+        )
+        fix = (
+            "Let the optimizer do it (clipnorm=, global_clipnorm=, clipvalue=), which is given those of all "
+        )
+        fix += f"slices, or train on one device (devices=1); {GO_ON}"
+        return Problem(*source, rule, fix)
     if found.summed:
         rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
         fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"
