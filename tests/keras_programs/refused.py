@@ -166,7 +166,7 @@ def clipped_by_hand():
 
 # By name: the program, and what is said.
 REFUSED = {
-    "clipping by hand": (clipped_by_hand, "makes something of gradients.*global_clipnorm"),
+    "clipping by hand": (clipped_by_hand, "makes of gradients what.*global_clipnorm"),
     "moving sums in a layer": (moving_sums, "vectors'.*what is no mean over the examples"),
     "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
     "tensordot over the batch": (tensordot, "lets examples influence each other"),

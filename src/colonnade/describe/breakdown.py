@@ -71,8 +71,8 @@ class Breakdown:
     @property
     def kinds(self) -> list[str]:
         """The kinds that take any time, in the order of a step."""
-        found = {kind for row in self.seconds.values() for kind in row}
-        return [*(kind for kind in KINDS if kind in found), *sorted(found - set(KINDS))]
+        there = {kind for row in self.seconds.values() for kind in row}
+        return [*(kind for kind in KINDS if kind in there), *sorted(there - set(KINDS))]
 
     def part(self, kind: str) -> float:
         """The part of all devices' time that goes into a kind."""

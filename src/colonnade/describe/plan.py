@@ -7,7 +7,7 @@ from typing import Any
 
 from colonnade.describe import fields, plan_text
 from colonnade.describe.fields import FLAG, NUMBER, TEXT, Rule, one_of, optional, whole_from
-from colonnade.describe.html import paragraphs, size, table
+from colonnade.describe.pictures.html import paragraphs, size, table
 from colonnade.errors import Problem, check, is_whole
 
 VERSION = 1

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from colonnade.describe.breakdown import Breakdown, merged
-from colonnade.describe.drawings import boxes
-from colonnade.describe.html import bars, paragraphs
+from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.html import bars, paragraphs
 from colonnade.errors import Problem, check
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.
@@ -107,10 +107,10 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """In a notebook: the picture, the parts of the time, and the words."""
-        found, devices = self.breakdown(), in_order(self.devices)
-        rows = {device: found.seconds[device] for device in devices if device in found.seconds}
+        breakdown, devices = self.breakdown(), in_order(self.devices)
+        rows = {device: breakdown.seconds[device] for device in devices if device in breakdown.seconds}
         picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
+        return f"{picture}{bars(rows, breakdown.span)}{paragraphs(breakdown.sentences())}"
 
     def to_json(self) -> str:
         """As JSON, for `from_json`."""

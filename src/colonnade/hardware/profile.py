@@ -115,8 +115,8 @@ def _ops(space: bytes) -> Iterator[ProfiledOp]:
                 elif name == BEGUN:
                     begun[_told(event, figures).get("_p")].append(start)
                 elif name == DONE:
-                    told = _told(event, figures)
-                    ended.append((told.get("_c"), told.get("name", ""), told.get("kernel_type", ""), end))
+                    facts = _told(event, figures)
+                    ended.append((facts.get("_c"), facts.get("name", ""), facts.get("kernel_type", ""), end))
                 else:
                     # Other events have no such name.
                     node, colon, op = name.rpartition(":")
@@ -131,24 +131,24 @@ def _ops(space: bytes) -> Iterator[ProfiledOp]:
 
 def _names(entries: list[bytes]) -> dict[int, str]:
     """By id, of a map from ids to messages whose second field is the name."""
-    found = {}
+    names = {}
     for entry in entries:
         pair = _fields(entry)
         inner = _fields(pair[2][0])
-        found[pair[1][0]] = inner[2][0].decode() if inner[2] else ""
-    return found
+        names[pair[1][0]] = inner[2][0].decode() if inner[2] else ""
+    return names
 
 
 def _told(event: Message, figures: dict[int, str]) -> dict[str, Any]:
     """The figures of an event: numbers, and words that are kept by id."""
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for figure in map(_fields, event[4]):
         name = figures.get(figure[1][0], "")
         if figure[7]:
-            told[name] = figures.get(figure[7][0], "")
+            facts[name] = figures.get(figure[7][0], "")
         else:
-            told[name] = next((figure[kind][0] for kind in (3, 4) if figure[kind]), 0)
-    return told
+            facts[name] = next((figure[kind][0] for kind in (3, 4) if figure[kind]), 0)
+    return facts
 
 
 def _fields(data: bytes) -> Message:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from colonnade.describe.colours import KIND_COLOURS, OTHER
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
 from colonnade.describe.timeline import Timeline, in_order, label
 from colonnade.errors import ColonnadeError
 

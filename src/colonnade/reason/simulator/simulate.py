@@ -71,24 +71,24 @@ def simulate(
 
 def misfits(topology: Topology, workload: Workload, plan: Plan) -> list[Problem]:
     """What does not go together."""
-    found = []
+    problems = []
     if max(plan.devices) >= len(topology):
         rule = f"the plan is for other devices: there are {len(topology)} here"
-        found.append(Problem("plan", f"device {max(plan.devices)}", rule, "Plan for this topology"))
+        problems.append(Problem("plan", f"device {max(plan.devices)}", rule, "Plan for this topology"))
     stages = plan.stage * plan.chunks
     if plan.layers is not None and len(plan.layers) != len(workload.layers):
         rule = f"the plan deals out {len(plan.layers)} layers, and the workload has {len(workload.layers)}"
-        found.append(Problem("plan", plan.layout, rule, "Plan for this workload"))
+        problems.append(Problem("plan", plan.layout, rule, "Plan for this workload"))
     elif stages > len(workload.layers):
         rule = f"has more stages than the workload has layers, {len(workload.layers)}"
-        found.append(Problem("plan", plan.layout, rule, "Use fewer stages"))
+        problems.append(Problem("plan", plan.layout, rule, "Use fewer stages"))
     if plan.micro_batches * plan.data > plan.batch:
         rule = f"cuts a batch of {plan.batch} into more than {plan.batch} parts"
-        found.append(Problem("plan", plan.layout, rule, "Use fewer micro-batches"))
+        problems.append(Problem("plan", plan.layout, rule, "Use fewer micro-batches"))
     if plan.chunks > 1 and plan.micro_batches % plan.stage:
         rule = f"takes micro-batches in groups of {plan.stage}, as many as there are stages on devices"
-        found.append(Problem("plan", plan.layout, rule, "Use a multiple of that"))
-    return found
+        problems.append(Problem("plan", plan.layout, rule, "Use a multiple of that"))
+    return problems
 
 
 class _PlannedStep:
@@ -168,13 +168,13 @@ class _PlannedStep:
     def _replicas(self) -> list[list[Ran]]:
         """What runs when in every replica, without jitter; equal replicas are simulated once."""
         seen: dict[Any, list[Ran]] = {}
-        found = []
+        ran = []
         for d in range(self.plan.data):
             kind = self._kind(d)
             if kind not in seen:
                 seen[kind] = self._replica(d)
-            found.append(seen[kind])
-        return found
+            ran.append(seen[kind])
+        return ran
 
     def _kind(self, data: int) -> Any:
         """Equal for replicas that take equally long."""

@@ -19,7 +19,7 @@ from colonnade.run.step.untrainable import complex_numbers, without_path
 from colonnade.run.step.update import Update, as_keras
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.keras_owner import keras_variables
 from colonnade.run.trace.traced import Voice
 from colonnade.run.variables.aggregation import meaningless
 
@@ -230,4 +230,5 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
 
     A tf.Variable does not know of that; only the Keras variable around it does.
     """
-    return [variable for variable in used if (known := keras_variable(variable)) is None or known.trainable]
+    owners = keras_variables(used)
+    return [v for v, owner in zip(used, owners, strict=True) if owner is None or owner.trainable]

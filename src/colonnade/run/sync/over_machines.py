@@ -205,9 +205,9 @@ def other_batch(sizes: Sequence[Any]) -> InvalidArgument:
         "is not the same on all machines: each must read all of the data in the same order (a list of files "
         "in the order of the disk, a generator of random numbers or a clock may differ)"
     )
-    told = f"batches of {' and '.join(map(str, sizes))} rows" if sizes else "a batch"
+    rows = f"batches of {' and '.join(map(str, sizes))} rows" if sizes else "a batch"
     fix = "Sort the files, seed what is random, and read the same files everywhere"
-    return InvalidArgument("fit()", [Problem("data", told, rule, fix)])
+    return InvalidArgument("fit()", [Problem("data", rows, rule, fix)])
 
 
 def of_own_data(traces: Sequence[Objective], recipes: Sequence[Sequence[Recipe]]) -> Iterator[Problem]:

@@ -117,9 +117,9 @@ def _beginnings(ops: Iterable[ProfiledOp]) -> list[float]:
     """
     times: dict[str, list[float]] = defaultdict(list)
     for op in ops:
-        found = REPLICA.search(op.name) or TASK.search(op.name)
-        if found:
-            times[op.name[found.start() :]].append(op.start)
+        call = REPLICA.search(op.name) or TASK.search(op.name)
+        if call:
+            times[op.name[call.start() :]].append(op.start)
     if not times:
         return []
     usual = Counter(map(len, times.values())).most_common(1)[0][0]

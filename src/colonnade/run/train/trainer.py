@@ -271,8 +271,8 @@ class Trainer:
         if steps is None and epochs is None:
             epochs = 1
         every = checkpoint.every if checkpoint is not None else None
-        told = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
-        self._peers.agree("fit()", {**told, "checkpoint every": every})
+        arguments = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
+        self._peers.agree("fit()", {**arguments, "checkpoint every": every})
         logdir = self._peers.own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
         keywords = self._mode(training=True)

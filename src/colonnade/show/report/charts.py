@@ -11,8 +11,8 @@ from html import escape
 from typing import Any
 
 from colonnade.describe.breakdown import HOST, KINDS
-from colonnade.describe.colours import KIND_COLOURS, OTHER, line_colour
-from colonnade.describe.html import size
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER, line_colour
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number
 from colonnade.describe.timeline import Event, Timeline, in_order
 from colonnade.show.report.thinning import extremes, kept
@@ -159,8 +159,8 @@ def shares(run: Run) -> Chart | None:
 
 def staleness(run: Run) -> Chart | None:
     """How many gradients of each age were applied in all."""
-    told = next((dict(found) for line in reversed(run.lines) if (found := inner(line, "staleness"))), {})
-    ages = {int(age): count for age, n in told.items() if age.isdigit() and (count := number(n))}
+    counts = next((dict(seen) for line in reversed(run.lines) if (seen := inner(line, "staleness"))), {})
+    ages = {int(age): count for age, n in counts.items() if age.isdigit() and (count := number(n))}
     if not ages:
         return None
     order = sorted(ages)
@@ -234,8 +234,8 @@ def _told(event: Event) -> str:
 
 def memory(run: Run) -> Chart | None:
     """What each device was estimated to need, what it held at most, and its limit."""
-    told = inner(run.facts, "memory")
-    estimate, limits = inner(told, "estimate"), inner(told, "limits")
+    facts = inner(run.facts, "memory")
+    estimate, limits = inner(facts, "estimate"), inner(facts, "limits")
     real: dict[str, float] = {}
     for line in (*run.happened("memory"), *run.happened("end")):
         held = inner(inner(line, "memory"), "devices")

@@ -8,8 +8,8 @@ from typing import Any
 
 from colonnade import __version__
 from colonnade.describe.breakdown import PROGRAM
-from colonnade.describe.colours import line_colour
-from colonnade.describe.html import network, size
+from colonnade.describe.pictures.colours import line_colour
+from colonnade.describe.pictures.html import network, size
 from colonnade.describe.run_folder import Run, number, read_run
 from colonnade.describe.timeline import in_order
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
@@ -112,12 +112,12 @@ def rendered(runs: Sequence[Run], now: float) -> str:
             raise
         raise ColonnadeError("a report needs Plotly and Jinja2: pip install 'colonnade[report]'") from None
     drawn: list[charts.Chart] = []
-    told = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
+    described = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
     metrics = ["loss", *dict.fromkeys(name for run in runs for name in run.metrics)]
     logged = [run for run in runs if run.lines]
     learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
     speed = _add(drawn, charts.speed(logged)) if logged else None
-    states = [one["state"][0] for one in told]
+    states = [one["state"][0] for one in described]
     compared = run_summary.comparison(runs, now)
     return render(
         "report.html",
@@ -125,14 +125,14 @@ def rendered(runs: Sequence[Run], now: float) -> str:
         version=__version__,
         made=run_summary.moment(now),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        lead=told[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
+        lead=described[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
         refresh=SECONDS if "running" in states else 0,
-        runs=told,
+        runs=described,
         names=[run.name for run in runs],
         compared=[list(compared[0]), *(list(row.values()) for row in compared)],
         differences=[[name, *values] for name, values in run_summary.differences(runs)],
         flaws=[words if len(runs) == 1 else f"{run.name}: {words}" for run in runs for words in _flaws(run)],
-        sections=_sections(told),
+        sections=_sections(described),
         learning=learning,
         banded=any("loss_max" in line for run in runs for line in run.lines),
         speed=speed,
@@ -147,11 +147,11 @@ def _flaws(run: Run) -> list[str]:
     return [*run.flaws, *([bad] if bad else [])]
 
 
-def _sections(told: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    if len(told) > 1:
+def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    if len(described) > 1:
         first = [("Compared", "compared"), ("Learning", "learning"), ("Speed", "speed")]
-        return [*first, *((one["name"], one["key"]) for one in told)]
-    key = told[0]["key"]
+        return [*first, *((one["name"], one["key"]) for one in described)]
+    key = described[0]["key"]
     return [
         ("Learning", "learning"),
         ("Speed", "speed"),
