@@ -90,6 +90,8 @@ def allowed(engine: str) -> list[str]:
         without = {"norm", "spectral", *STATES}
     if engine == "local":  # replicas have variables of their own: docs/modes.md
         without = {"spectral", *NORMS, *STATES}
+    if engine in ("fit", "keras"):  # a count that does not say it is a sum: the proof refuses it
+        without = {"examples"}
     return [name for name in BLOCKS if name not in without]
 
 

@@ -75,8 +75,8 @@ def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
             loss = optimizer.scale_loss(total / len(x) + sum(model.losses))
         if case.engine != "pipeline":
             for number, state in enumerate(states):
-                parts = min(case.devices, len(x))
-                state.assign(settled(state, before[number], [own[number] for own in after], parts))
+                own = [values[number] for values in after]
+                state.assign(settled(state, before[number], own, replicas(case, len(x))))
         gradients = tape.gradient(loss, [v.value for v in trained])
         if len(sizes) > 1:
             gradients = [in_rows_of_one_call(*each) for each in zip(gradients, whole, strict=True)]
@@ -108,15 +108,24 @@ def in_rows_of_one_call(gradient: Any, whole: Any) -> Any:
     )
 
 
-def settled(state: Any, before: np.ndarray, after: list[np.ndarray], replicas: int) -> np.ndarray:
+def replicas(case: Case, size: int) -> list[int]:
+    """The sizes of the slices of the replicas that have any."""
+    small, larger = divmod(size, case.devices)
+    return [small + (i < larger) for i in range(case.devices) if small or i < larger]
+
+
+def settled(state: Any, before: np.ndarray, after: list[np.ndarray], counts: list[int]) -> np.ndarray:
     """What one device has of a state of which each slice made something: counts add up, averages do not.
 
-    A count of which its layer did not say so is averaged as well: docs/trainer.md.
+    A count of which its layer did not say so is averaged as well, by the sizes of slices: docs/trainer.md.
     """
+    if state.path.endswith("own_examples"):
+        return before + np.average(counts, weights=counts)
     if state.path.endswith("examples"):
-        added = sum(value - before for value in after)
-        return before + (added / replicas if state.path.endswith("own_examples") else added)
-    return after[0] if len(after) == 1 or state.path.endswith("/steps") else np.mean(after, axis=0)
+        return before + sum(value - before for value in after)
+    if len(after) == 1 or state.path.endswith("/steps"):
+        return after[0]
+    return np.average(after, axis=0, weights=counts)
 
 
 def outcome(model: keras.Model, optimizer: Any) -> dict[str, np.ndarray]:
