@@ -5,7 +5,7 @@ import tensorflow as tf
 from fake import copies
 
 import colonnade as cn
-from colonnade.hardware import copies as copying
+from colonnade.hardware.probes import copies as copying
 from colonnade.run.data.feed import feed
 
 CARDS = tuple(device.name for device in tf.config.list_logical_devices("GPU"))

@@ -22,7 +22,7 @@ from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import idle_share
-from colonnade.run.trace.sync_cut import add_nothing, call_with_sums, problems
+from colonnade.run.trace_cut.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.variables.homes import Homes, owners_of
 
 

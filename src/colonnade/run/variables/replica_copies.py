@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import READS
-from colonnade.run.trace.sync_cut import reached
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import reached
 from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
 from colonnade.run.variables.homes import Bindings, copy_of
 from colonnade.run.variables.saved_state import named
