@@ -10,7 +10,7 @@ EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo gpu || ech
 FAKED  := tensorflow==2.21.*
 CARDS  := .venv-cards
 
-.PHONY: demo test cards check soak bench docs clean
+.PHONY: demo test cards check soak bench bench-all bench-peers docs clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/colonnade demo
@@ -33,8 +33,22 @@ check: $(VENV)/.dev
 soak: $(VENV)/.dev
 	@$(BIN)/python tests/soaking.py $(PIECE)
 
+# The contest: about half an hour; QUICK=--quick takes five minutes. See benchmarks/throughput/README.md.
 bench: $(VENV)/.dev
+	@$(BIN)/python benchmarks/throughput/main.py $(QUICK)
+
+# Every question of benchmarks/, the contest among them: hours.
+bench-all: $(VENV)/.dev
 	@for question in benchmarks/*/main.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done
+
+# torch and JAX, which the contest is held against, each in an environment of its own.
+bench-peers: .venv-torch/.made .venv-jax/.made
+
+.venv-%/.made: benchmarks/throughput/%.txt
+	@echo "Installing what $< names into .venv-$*, once; this takes some minutes."
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< $(PIP_OPTIONS)
+	@touch $@
 
 # The site, in build/site; `make test` runs the code that it shows. Not --quiet: MkDocs would not count warnings.
 docs: $(VENV)/.dev
@@ -42,7 +56,7 @@ docs: $(VENV)/.dev
 	@echo build/site/index.html
 
 clean:
-	rm -rf $(VENV) $(CARDS)
+	rm -rf $(VENV) $(CARDS) .venv-torch .venv-jax
 
 # A stamp per set of packages: a second run installs nothing unless pyproject.toml changed.
 $(VENV)/.demo: pyproject.toml | $(VENV)/.python

@@ -47,7 +47,13 @@ def main(name: str, saving: str, steps: str, every: str) -> None:
         checkpoint = cn.Checkpoint(folder, every=int(every)) if saving == "every" else None
         start = time.perf_counter()
         history = trainer.fit(
-            data, epochs=epochs, steps=int(steps), log_every=50, checkpoint=checkpoint, progress=False
+            data,
+            epochs=epochs,
+            steps=int(steps),
+            log_every=50,
+            checkpoint=checkpoint,
+            progress=False,
+            prove=False,  # the first fit had the proof; without a checkpoint this one would not repeat it
         )
         seconds = time.perf_counter() - start
     figures = {

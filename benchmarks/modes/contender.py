@@ -18,7 +18,8 @@ import tensorflow as tf
 import colonnade as cn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "throughput"))
-from models import BATCH, MODELS, Loss
+from models import MODELS, Loss
+from tasks import BATCH
 
 MODES = {
     "synchronous": cn.Synchronous(),

@@ -23,7 +23,8 @@ from colonnade.reason.simulator.simulate import simulate  # noqa: E402
 from colonnade.run.plan.devices_here import devices_here  # noqa: E402
 
 sys.path.insert(0, str(BENCHMARKS / "throughput"))
-from models import BATCH, MODELS  # noqa: E402
+from models import MODELS  # noqa: E402
+from tasks import BATCH  # noqa: E402
 
 ROUNDS = 4
 

@@ -1,27 +1,30 @@
-"""One contender in a process of its own: `contender.py NAME MODEL DEVICES SECONDS` prints its figures.
+"""One contender of TensorFlow in a process of its own: `contender.py NAME MODEL DEVICES`.
 
-`first` is the time from nothing, after the imports, to the end of the first step, in seconds; `step`
-the median time of a later step, in milliseconds; `memory` the peak of the process, in MiB.
+`first` is the time from nothing, after the imports, to the end of the first step, in seconds; `memory` the
+peak of the process after the first call, in MiB; `step` the median time of a step in a turn, in milliseconds.
+oneDNN is on for all of them: `import colonnade` comes before TensorFlow.
 """
 
-import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
-from statistics import median
+from dataclasses import replace
 from typing import Any
 
+import colonnade as cn  # isort: skip
 import keras
 import numpy as np
 import tensorflow as tf
-from models import BATCH, LARGE, MODELS, Model
-
-import colonnade as cn
+from models import LARGE, MODELS, Model
+from tasks import BATCH, LEARNING_RATE, TASKS
+from turns import Turns, fastest, peak, tell
 
 LATE = 0.7  # of a step, for the input
-WARM_UP = 1  # a call of full length that is not counted
+TRIED = 2  # devices up to which XLA is tried: beyond that compiling takes minutes
+PLAIN, XLA = "no XLA", "XLA"
+# What TensorFlow raises where it cannot compile.
+REFUSED = (tf.errors.OpError, ValueError, TypeError, NotImplementedError)
 ALIVE: list[Any] = []  # iterators: the end of one that 32 devices share takes minutes
 
 
@@ -34,50 +37,53 @@ def batches(model: Model) -> tf.data.Dataset:
     )
 
 
-class Clock:
-    """Notes when calls end; says when it has been long enough."""
-
-    def __init__(self, seconds: float, steps: int) -> None:
-        self._seconds, self._steps = seconds, steps
-        self._ends: list[float] = []
-
-    def tick(self, *_: Any) -> bool:
-        self._ends.append(time.perf_counter())
-        counted = self._ends[WARM_UP:]
-        return len(counted) > 3 and counted[-1] - counted[0] >= self._seconds
-
-    def step(self) -> float:
-        counted = self._ends[WARM_UP:]
-        return median(np.diff(counted)) / self._steps * 1000
-
-
-def colonnade(model: Model, num_devices: int, seconds: float, **options: Any) -> dict[str, float]:
+def colonnade(model: Model, num_devices: int, **options: Any) -> None:
     """The trainer: `steps` between log lines run in one call."""
     cn.setup(virtual=num_devices)
     data = batches(model)
     make = cn.Trainer  # imported by now
     start = time.perf_counter()
-    trainer = make(model.build(), keras.optimizers.Adam(1e-3), devices=num_devices, **options)
+    tried = "auto" if num_devices <= TRIED else False
+    trainer = make(model.build(), adam(), devices=num_devices, compile=tried, **options)
     trainer.fit(data, steps=1, progress=False)
     first = time.perf_counter() - start
-    clock = Clock(seconds, model.steps)
-    trainer.fit(data, log_every=model.steps, steps=10**9, callbacks=[clock.tick], progress=False)
-    return {"first": first, "step": clock.step()}
+    often = {"log_every": model.steps, "progress": False}
+    compiled = trainer.fit(data, steps=model.steps, **often).compiled
+    memory = peak()
+    while compiled is not None and compiled.startswith("not decided"):
+        compiled = trainer.fit(data, steps=10 * model.steps, **often).compiled
+    setting = XLA if (compiled or "").startswith("compiled") else PLAIN
+    turns = Turns(model.steps, first=first, memory=memory, setting=f"oneDNN, {setting}")
+    if not turns.over:
+        trainer.fit(data, steps=10**9, callbacks=[turns.tick], **often)
 
 
-def fed(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+def memory(model: Model, num_devices: int) -> None:
+    """The peak of the trainer with one set of variables."""
+    copies(model, num_devices, "shared")
+
+
+def copies(model: Model, num_devices: int, variables: str = "mirrored") -> None:
+    """The peak of the trainer with a copy of the variables on every device."""
+    cn.setup(virtual=num_devices)
+    trainer = cn.Trainer(model.build(), adam(), devices=num_devices, variables=variables)
+    trainer.fit(batches(model), steps=2 * model.steps, progress=False)
+    tell({"memory": peak()})
+
+
+def fed(model: Model, num_devices: int) -> None:
     """The trainer on batches that are there at once, then on ones that take most of a step to arrive.
 
     Waiting costs no core, so what the second adds is what the devices wait for their input.
     """
     cn.setup(virtual=num_devices)
     data = batches(model)
-    trainer = cn.Trainer(model.build(), keras.optimizers.Adam(1e-3), devices=num_devices)
+    trainer = cn.Trainer(model.build(), adam(), devices=num_devices)
 
     def timed_on(source: tf.data.Dataset) -> float:
-        clock = Clock(seconds, model.steps)
-        trainer.fit(source, log_every=model.steps, steps=10**9, callbacks=[clock.tick], progress=False)
-        return clock.step()
+        trainer.fit(source, steps=model.steps, progress=False)
+        history = trainer.fit(source, steps=6 * model.steps, log_every=model.steps, progress=False)
+        return 1000 * history.seconds / (6 * model.steps)
 
     at_once = timed_on(data)
     delay = LATE * at_once / 1000
@@ -87,15 +93,10 @@ def fed(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
         with tf.control_dependencies([waited] if isinstance(waited, tf.Operation) else waited):
             return tf.identity(x), tf.identity(y)
 
-    return {"step": timed_on(data.map(late)), "at_once": at_once}
+    tell({"step": timed_on(data.map(late)), "at_once": at_once})
 
 
-def copies(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
-    """The trainer with a copy of the variables on every device; for the comparison of memory."""
-    return colonnade(model, num_devices, seconds, variables="mirrored")
-
-
-def mirrored(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+def mirrored(model: Model, num_devices: int) -> None:
     """MirroredStrategy with the loop that its users write: many steps in one tf.function."""
     cn.setup(virtual=num_devices)
     data = batches(model)
@@ -103,20 +104,26 @@ def mirrored(model: Model, num_devices: int, seconds: float) -> dict[str, float]
     strategy = tf.distribute.MirroredStrategy([f"/device:CPU:{i}" for i in range(num_devices)])
     with strategy.scope():
         loss, optimizer, variables = built(model)
-    step = replica_step(loss, optimizer, variables)
 
-    @tf.function
-    def many(iterator: Any, count: Any) -> Any:
-        last = tf.constant(0.0)
-        for _ in tf.range(count):
-            losses = strategy.run(step, args=next(iterator))
-            last = strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
-        return last
+    def many(step: Callable[..., Any]) -> Any:
+        @tf.function
+        def loop(iterator: Any, count: Any) -> Any:
+            last = tf.constant(0.0)
+            for _ in tf.range(count):
+                losses = strategy.run(step, args=next(iterator))
+                last = strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+            return last
 
-    return timed(many, iter(strategy.experimental_distribute_dataset(data)), model.steps, seconds, start)
+        return loop
+
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+    ways = {PLAIN: many(replica_step(loss, optimizer, variables))}
+    if num_devices <= TRIED:
+        ways[XLA] = many(replica_step(loss, optimizer, variables, jit=True))
+    contend(ways, iterator, model.steps, start)
 
 
-def towers(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+def towers(model: Model, num_devices: int) -> None:
     """What old articles wrote by hand, and no more: a copy of the graph per device, and one update."""
     cn.setup(virtual=num_devices)
     data = batches(model)
@@ -139,7 +146,47 @@ def towers(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
             optimizer.apply([added(column) for column in zip(*gradients, strict=True)], variables)
             return tf.add_n(values)
 
-    return timed(looped(step), iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+    contend({PLAIN: looped(step)}, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, start)
+
+
+def session(model: Model, num_devices: int) -> None:
+    """The original program in `tf.compat.v1`: a graph with a tower per device, a step per call."""
+    v1 = tf.compat.v1
+    start = time.perf_counter()
+    with tf.Graph().as_default() as graph:
+        x, y = v1.data.make_one_shot_iterator(batches(model).prefetch(tf.data.AUTOTUNE)).get_next()
+        loss = model.build()
+        variables = v1.trainable_variables()
+        before = len(graph.get_operations())
+        optimizer = v1.train.AdamOptimizer(LEARNING_RATE, epsilon=1e-7)
+        found, values = [], []
+        slices = zip(tf.split(x, num_devices), tf.split(y, num_devices), strict=True)
+        for i, (own_x, own_y) in enumerate(slices):
+            with tf.device(f"/device:CPU:{i}"):
+                values.append(tf.reduce_sum(loss(own_x, own_y)) / BATCH)
+                found.append(
+                    optimizer.compute_gradients(values[-1], variables, colocate_gradients_with_ops=True)
+                )
+        # A graph runs what it is asked for only: the averages of batch norms have to be asked for.
+        averages = [op for op in graph.get_operations()[before:] if op.type.startswith("Assign")]
+        columns = zip(*([gradient for gradient, _ in own] for own in found), strict=True)
+        with tf.device("/device:CPU:0"):
+            apply = optimizer.apply_gradients(zip(map(added, columns), variables, strict=True))
+            with tf.control_dependencies([apply, *averages]):
+                value = tf.add_n(values)
+        config = v1.ConfigProto(device_count={"CPU": num_devices})
+        with v1.Session(graph=graph, config=config) as running:
+            running.run(v1.global_variables_initializer())
+            step = running.make_callable(value)
+            step()
+            first = time.perf_counter() - start
+
+            def call() -> None:
+                for _ in range(model.steps):
+                    step()
+
+            call()
+            Turns(model.steps, first=first, memory=peak(), setting="oneDNN, a step per call").take(call)
 
 
 def added(column: Any) -> Any:
@@ -150,13 +197,18 @@ def added(column: Any) -> Any:
     return tf.IndexedSlices(values, rows, column[0].dense_shape)
 
 
-def single(model: Model, num_devices: int, seconds: float) -> dict[str, float]:
+def single(model: Model, num_devices: int) -> None:
     """One device with all cores, without Colonnade."""
     assert num_devices == 1
     data = batches(model)
     start = time.perf_counter()
-    many = looped(replica_step(*built(model)))
-    return timed(many, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, seconds, start)
+    made = built(model)
+    ways = {PLAIN: looped(replica_step(*made)), XLA: looped(replica_step(*made, jit=True))}
+    contend(ways, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, start)
+
+
+def adam() -> Any:
+    return keras.optimizers.Adam(LEARNING_RATE)
 
 
 def looped(step: Callable[..., Any]) -> Any:
@@ -183,40 +235,58 @@ def built(model: Model) -> tuple[Callable[..., Any], Any, list[Any]]:
     with tf.variable_creator_scope(note):
         loss = model.build()
     variables = [variable for variable in made if variable.trainable]
-    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer = adam()
     optimizer.build(variables)
     return loss, optimizer, variables
 
 
-def replica_step(loss: Callable[..., Any], optimizer: Any, variables: list[Any]) -> Callable[..., Any]:
-    def step(x: Any, y: Any) -> Any:
+def replica_step(
+    loss: Callable[..., Any], optimizer: Any, variables: list[Any], *, jit: bool = False
+) -> Callable[..., Any]:
+    """A step of one replica; XLA may compile the loss with its gradient."""
+
+    def gradients(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             value = tf.reduce_sum(loss(x, y)) / BATCH
-        optimizer.apply(tape.gradient(value, variables), variables)
+        return value, tape.gradient(value, variables)
+
+    if jit:
+        gradients = tf.function(gradients, jit_compile=True)
+
+    def step(x: Any, y: Any) -> Any:
+        value, found = gradients(x, y)
+        optimizer.apply(found, variables)
         return value
 
     return step
 
 
-def timed(
-    many: Callable[..., Any], iterator: Any, steps: int, seconds: float, start: float
-) -> dict[str, float]:
+def contend(ways: dict[str, Any], iterator: Any, steps: int, start: float) -> None:
+    """Make the first step in the first way, choose the fastest, and take part."""
     ALIVE.append(iterator)
-    float(many(iterator, tf.constant(1)))
+    one, count = tf.constant(1), tf.constant(steps)
+    plain = next(iter(ways.values()))
+    float(plain(iterator, one))
     first = time.perf_counter() - start
-    clock = Clock(seconds, steps)
-    while not clock.tick():
-        float(many(iterator, tf.constant(steps)))
-    return {"first": first, "step": clock.step()}
+    float(plain(iterator, count))
+    memory = peak()
+    calls = {name: lambda way=way: float(way(iterator, count)) for name, way in ways.items()}
+    chosen = fastest(calls, REFUSED)
+    Turns(steps, first=first, memory=memory, setting=f"oneDNN, {chosen}").take(calls[chosen])
 
 
-CONTENDERS = {function.__name__: function for function in (colonnade, fed, copies, mirrored, towers, single)}
+CONTENDERS = {
+    function.__name__: function
+    for function in (colonnade, mirrored, towers, session, single, memory, copies, fed)
+}
 
 if __name__ == "__main__":
-    name, model_name, devices, duration = sys.argv[1:]
+    name, model_name, devices = sys.argv[1:]
     keras.utils.set_random_seed(0)
-    chosen = LARGE if model_name == "large" else MODELS[model_name]
-    figures = CONTENDERS[name](chosen, int(devices), float(duration))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({**figures, "memory": peak}), flush=True)
+    if model_name == "large":
+        chosen = LARGE
+    else:
+        chosen = replace(MODELS[model_name], steps=TASKS[model_name].per_call(int(devices)))
+    CONTENDERS[name](chosen, int(devices))
+    sys.stdout.flush()
     os._exit(0)  # without ending the iterators

@@ -1,4 +1,4 @@
-"""The seven models: each a loss per example, written once and used by every contender."""
+"""The seven models in Keras: each a loss per example, used by every contender of TensorFlow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-BATCH = 256  # the global batch on any number of devices: 128 each on 2, 8 each on 32
-BATCHES = 4  # different batches, gone through again and again
+from tasks import TASKS, Arrays, images
 
 Loss = Callable[[Any, Any], Any]
-Arrays = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Model:
 
     build: Callable[[], Loss]
     data: Callable[[np.random.Generator], Arrays]
-    steps: int  # per call, so that a call takes some tenths of a second on two cores
+    steps: int  # per call
 
 
 def polynomial() -> Loss:
@@ -85,31 +82,6 @@ class Positions(layers.Layer):
         return x + self.vectors
 
 
-def images(side: int, channels: int) -> Callable[[np.random.Generator], Arrays]:
-    def data(rng: np.random.Generator) -> Arrays:
-        x = rng.normal(size=(BATCH * BATCHES, side, side, channels)).astype("float32")
-        return x, labels(rng)
-
-    return data
-
-
-def tokens(length: int, words: int) -> Callable[[np.random.Generator], Arrays]:
-    return lambda rng: (rng.integers(0, words, (BATCH * BATCHES, length), np.int32), labels(rng))
-
-
-def series(length: int, width: int) -> Callable[[np.random.Generator], Arrays]:
-    return lambda rng: (rng.normal(size=(BATCH * BATCHES, length, width)).astype("float32"), labels(rng))
-
-
-def labels(rng: np.random.Generator) -> np.ndarray:
-    return rng.integers(0, 10, BATCH * BATCHES, np.int32)
-
-
-def curve(rng: np.random.Generator) -> Arrays:
-    x = rng.uniform(-1, 1, (BATCH * BATCHES, 1)).astype("float32")
-    return x, 5 * x**2 + 3
-
-
 def wide(units: int) -> Callable[[], Loss]:
     return classifier(
         layers.Flatten,
@@ -120,73 +92,54 @@ def wide(units: int) -> Callable[[], Loss]:
     )
 
 
-MODELS = {
-    "polynomial": Model(polynomial, curve, steps=200),
-    "mlp": Model(wide(1024), images(28, 1), steps=20),
-    "cnn": Model(
-        classifier(
-            lambda: layers.Conv2D(32, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D,
-            lambda: layers.Conv2D(64, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D,
-            layers.Flatten,
-            lambda: layers.Dense(256, activation="relu"),
-            lambda: layers.Dense(10),
-            inputs=(28, 28, 1),
-        ),
-        images(28, 1),
-        steps=5,
+STACKS = {
+    "polynomial": polynomial,
+    "mlp": wide(1024),
+    "cnn": classifier(
+        lambda: layers.Conv2D(32, 5, padding="same", activation="relu"),
+        layers.MaxPooling2D,
+        lambda: layers.Conv2D(64, 5, padding="same", activation="relu"),
+        layers.MaxPooling2D,
+        layers.Flatten,
+        lambda: layers.Dense(256, activation="relu"),
+        lambda: layers.Dense(10),
+        inputs=(28, 28, 1),
     ),
-    "cifar": Model(
-        classifier(
-            *conv_and_norm(16),
-            layers.MaxPooling2D,
-            *conv_and_norm(32),
-            layers.MaxPooling2D,
-            *conv_and_norm(64),
-            layers.GlobalAveragePooling2D,
-            lambda: layers.Dense(10),
-            inputs=(32, 32, 3),
-        ),
-        images(32, 3),
-        steps=4,
+    "cifar": classifier(
+        *conv_and_norm(16),
+        layers.MaxPooling2D,
+        *conv_and_norm(32),
+        layers.MaxPooling2D,
+        *conv_and_norm(64),
+        layers.GlobalAveragePooling2D,
+        lambda: layers.Dense(10),
+        inputs=(32, 32, 3),
     ),
-    "lstm": Model(
-        classifier(
-            lambda: layers.LSTM(64, return_sequences=True),
-            lambda: layers.LSTM(64),
-            lambda: layers.Dense(10),
-            inputs=(28, 28),
-        ),
-        series(28, 28),
-        steps=4,
+    "lstm": classifier(
+        lambda: layers.LSTM(64, return_sequences=True),
+        lambda: layers.LSTM(64),
+        lambda: layers.Dense(10),
+        inputs=(28, 28),
     ),
-    "embedding": Model(
-        classifier(
-            lambda: layers.Embedding(50_000, 64),
-            layers.GlobalAveragePooling1D,
-            lambda: layers.Dense(64, activation="relu"),
-            lambda: layers.Dense(10),
-            inputs=(16,),
-            dtype="int32",
-        ),
-        tokens(16, 50_000),
-        steps=10,
+    "embedding": classifier(
+        lambda: layers.Embedding(50_000, 64),
+        layers.GlobalAveragePooling1D,
+        lambda: layers.Dense(64, activation="relu"),
+        lambda: layers.Dense(10),
+        inputs=(16,),
+        dtype="int32",
     ),
-    "transformer": Model(
-        classifier(
-            lambda: layers.Embedding(5_000, 64),
-            Positions,
-            attention(64, heads=4),
-            attention(64, heads=4),
-            layers.GlobalAveragePooling1D,
-            lambda: layers.Dense(10),
-            inputs=(16,),
-            dtype="int32",
-        ),
-        tokens(16, 5_000),
-        steps=4,
+    "transformer": classifier(
+        lambda: layers.Embedding(5_000, 64),
+        Positions,
+        attention(64, heads=4),
+        attention(64, heads=4),
+        layers.GlobalAveragePooling1D,
+        lambda: layers.Dense(10),
+        inputs=(16,),
+        dtype="int32",
     ),
 }
+MODELS = {name: Model(build, TASKS[name].data, TASKS[name].steps) for name, build in STACKS.items()}
 # For memory only: 20 million parameters, and twice that in the optimizer.
 LARGE = Model(wide(4096), images(28, 1), steps=1)

@@ -85,3 +85,15 @@ def test_tensorflow_says_the_buffer_and_the_seeds_of_a_shuffle():
     for reshuffle in (True, False):
         one, other = (Shuffles.of(RANGE(9).shuffle(4, None, reshuffle)).words for _ in range(2))
         assert one != other, HERE
+
+
+def test_functions_may_hide_shuffles():
+    plain = tf.data.Dataset.from_tensor_slices([1, 2, 3]).shuffle(9).batch(2, drop_remainder=True).prefetch(2)
+    assert not Shuffles.of(plain).hidden
+    assert Shuffles.of(plain.map(lambda x: x)).hidden
+    assert Shuffles.of(plain.flat_map(tf.data.Dataset.from_tensor_slices)).hidden
+
+
+def test_a_cache_is_found_wherever_it_is():
+    assert not Shuffles.of(tf.data.Dataset.range(3).shuffle(3)).caches
+    assert Shuffles.of(tf.data.Dataset.range(3).cache().shuffle(3)).caches

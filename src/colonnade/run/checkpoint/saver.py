@@ -134,9 +134,9 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._peers.is_first:
-            return
         with self._stack:
+            if not self._peers.is_first:
+                return
             try:
                 self._writer.wait()
             except Exception as failed:
@@ -174,14 +174,15 @@ class Saver:
 
     def stream(self, loop: Steps, data: FitData, limit: int | None) -> Stream:
         """The steps of the fit, of which the place in the data is kept; not more than are held (`hold`)."""
-        return loop.along(self.batches(data))
+        return loop.along(self.batches(data, limit))
 
-    def batches(self, data: FitData) -> Batches:
+    def batches(self, data: FitData, most: int | None = None) -> Batches:
         """The batches of the fit, of which the place is kept."""
         exact = self._checkpoint.data == "exact"
         # Where the data are brought to a saved place, nothing may be fetched before.
         self._seeks = exact and self._saved is not None and self._saved.fit == self._fit
-        self._batches = data.batches(self._unseen(data), exact=exact, ahead=not self._seeks)
+        self._batches = data.batches(self._unseen(data), exact=exact, ahead=not self._seeks, most=most)
+        self._stack.callback(self._batches.close)
         return self._batches
 
     def _unseen(self, data: FitData) -> tf.data.Dataset:

@@ -1,5 +1,6 @@
 """Iterates over the batches of a fit, looks one ahead, and knows the place in the data for a checkpoint."""
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from colonnade.run.data.iterator_state import (
     restore_iterator,
     save_iterator,
 )
+from colonnade.run.data.pass_ahead import Pace, PassAhead
 from colonnade.run.data.shuffles import Shuffles
 
 # The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
@@ -34,6 +36,7 @@ class Batches:
         names, keywords: of the loss function's arguments.
         exact: whether the place in the data can be told.
         ahead: whether to fetch the first batch; if not, `seek` comes next, and finds the shuffles as new.
+        most: how many batches will be taken, at most, if that is known.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Batches:
         *,
         exact: bool = False,
         ahead: bool = True,
+        most: int | None = None,
     ) -> None:
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
@@ -54,6 +58,7 @@ class Batches:
         self._start: Any = None
         self._taken = 0
         self._before: int | None = None  # taken before this pass; None until it is noted
+        self._noted = 0  # the last of these
         self.iterator: Any = None
         self.size = END  # of the batch at hand
         self._batch: list[Any] = []
@@ -62,29 +67,69 @@ class Batches:
         self._ordered = dataset.options().deterministic is not False
         self._shuffles = Shuffles.of(dataset) if exact else Shuffles([], [])
         self._whole = False  # whether the place is kept with all buffers
+        self._most = -1 if most is None else most
+        self._finished = 0  # passes of which this object has seen the end
+        self._following: PassAhead | None = None  # where it can be begun before this one has ended
+        self._pace = Pace(self.cardinality)
         if not ahead:
             self._begin_pass()
             return
         self.next_pass()
         self.note(0)
         if exact:
-            later = save_iterator(self.iterator, "fit()")
+            # The buffers of all shuffles are in that state: it is looked at only where it may tell more.
+            later = save_iterator(self.iterator, "fit()") if self._shuffles.hidden else self._start
             self._whole = not (self._ordered and comes_again(self._start, later, self._shuffles))
+            self._look_ahead()
 
     def next_pass(self) -> None:
         """At the end of a pass: begin the next, if there is one and it has a batch."""
         while self.size == END and self.begun < self.passes:
-            self._begin_pass()
-            self._fetch()
+            self._finished += self.begun > 0
+            following = self._begin_pass()
+            self._fetch(following)
+            # The first pass has to give a batch before it is known whether the next can be begun.
+            if self.begun > 1:
+                self._look_ahead()
 
-    def _begin_pass(self) -> None:
-        self.iterator = iter(self._dataset)
+    def _begin_pass(self) -> Any:
+        """Returns the first batch, if it was asked for already."""
+        ready, self._following = self._following, None
         self.begun, self._before = self.begun + 1, None
+        if ready is not None:
+            first = ready.first()
+            self.iterator, self._start = ready.iterator, ready.start
+            self._pace.fill = max(self._pace.fill, ready.seconds)
+            return first
+        self.iterator = iter(self._dataset)
         if self.exact:
             self._start = save_iterator(self.iterator, "fit()")
+        return None
 
-    def _fetch(self) -> None:
-        following = self.iterator.get_next_as_optional()
+    def _look_ahead(self) -> None:
+        """Begin the next pass, where that changes nothing.
+
+        Shuffles draw their seeds when a pass is begun: where they draw more within a pass, or are not yet
+        begun, the next pass would take theirs. A cache has to be full before another pass reads it.
+        """
+        safe = self.exact and self._ordered and not self._whole
+        wanted = self.begun < self.passes and not 0 <= self._most <= self.cardinality * self.begun
+        if safe and wanted and (self._finished or not self._shuffles.caches):
+            self._following = PassAhead(self._dataset)
+
+    def close(self) -> None:
+        """At the end of a fit: let shuffles be as if no pass had been begun ahead."""
+        if self._following is not None:
+            self._following.drop()
+            self._following.first()
+            restore_iterator(self._following.iterator, self._start, "fit()")
+            self._following = None
+
+    def _fetch(self, following: Any = None) -> None:
+        if following is None:
+            asked = time.perf_counter()
+            following = self.iterator.get_next_as_optional()
+            self._pace.fill = max(self._pace.fill, time.perf_counter() - asked)
         self.size = END
         if following.has_value():
             batch = following.get_value()
@@ -137,7 +182,10 @@ class Batches:
     def note(self, taken: int) -> None:
         """Be told how many batches were taken in all; steps that fetch by themselves do not count here."""
         if self._before is None:
-            self._before = taken
+            self._pace.begin(taken - self._noted)
+            self._before = self._noted = taken
+        elif self._following is not None and self._pace.is_due(taken - self._before):
+            self._following.ask()
 
     def position(self, taken: int) -> dict[str, Any]:
         """The batch at hand, which was fetched ahead, and if `exact` the way to its place in the data.
@@ -176,6 +224,8 @@ class Batches:
             if not self._whole:
                 if not self._gone_forward(fetched, size, batch):
                     raise other_batches()
+                self._noted = self._before
+                self._look_ahead()
                 return
             refills = self._shuffles.cached and begun > 1  # with what the shuffles give this time
             if self._to_go_forward(position):

@@ -54,6 +54,8 @@ class FitData:
         batches = int(self.dataset.cardinality()) * self.passes
         return min((n for n in (steps, batches if batches >= 0 else None) if n is not None), default=None)
 
-    def batches(self, dataset: tf.data.Dataset, *, exact: bool, ahead: bool) -> Batches:
+    def batches(
+        self, dataset: tf.data.Dataset, *, exact: bool, ahead: bool, most: int | None = None
+    ) -> Batches:
         """The batches of what is left of the dataset (see `Batches`)."""
-        return Batches(dataset, self.names, self.keywords, self.passes, exact=exact, ahead=ahead)
+        return Batches(dataset, self.names, self.keywords, self.passes, exact=exact, ahead=ahead, most=most)

@@ -14,6 +14,11 @@ import tensorflow as tf
 # What TensorFlow says of a shuffle: the size of its buffer, its two seeds, how often it is repeated.
 SHUFFLE = re.compile(r"Shuffle\w*DatasetOp\([-\d, ]+\)")
 
+# Datasets without a function, in which there could be others.
+PLAIN = re.compile(
+    r": (Shuffle\w*|TensorSlice|Tensor|Range|Batch|PaddedBatch|Prefetch|Options|Take|Skip)Dataset(V\d)?Op\b"
+)
+
 
 @dataclass(frozen=True)
 class Shuffles:
@@ -23,6 +28,8 @@ class Shuffles:
     words: Sequence[str]  # of each; the same in another process only where it has seeds
     repeated: bool = False  # whether one of them is begun again within a pass
     cached: bool = False  # whether what one of them gives is kept for later passes
+    caches: bool = False  # whether anything is
+    hidden: bool = True  # whether there may be others, which are not among them
 
     @classmethod
     def of(cls, dataset: tf.data.Dataset) -> "Shuffles":
@@ -39,7 +46,9 @@ class Shuffles:
             return any(SHUFFLE.search(_kind(below)) for top in tops for below in _below(top))
 
         each, words = [one for one, _ in shuffles], [words for _, words in shuffles]
-        return cls(each, words, above("RepeatDatasetOp"), above("CacheDatasetOp"))
+        caches = any("CacheDatasetOp" in kind for _, kind in kinds)
+        hidden = not all(PLAIN.search(kind) for _, kind in kinds)
+        return cls(each, words, above("RepeatDatasetOp"), above("CacheDatasetOp"), caches, hidden)
 
     def begin(self, times: int) -> None:
         """Let each draw as many seeds as if it had been begun so often."""

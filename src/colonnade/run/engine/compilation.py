@@ -6,10 +6,11 @@ way is kept.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from colonnade.errors import Problem
+from colonnade.errors import Problem, check
 
 # A turn of one way ends after so many steps or seconds, whichever comes first; each way has so many turns.
 TURN_STEPS, TURN_SECONDS, TURNS = 20, 0.25, 3
@@ -32,10 +33,13 @@ class Compilation:
 
     Args:
         wanted: True, False or `auto`.
+        where, argument: who asked for it, and how, for what is told to the user.
     """
 
-    def __init__(self, wanted: bool | str = False) -> None:
-        self.wanted = wanted
+    def __init__(
+        self, wanted: bool | str = False, where: str = "Trainer()", argument: str = "compile"
+    ) -> None:
+        self.wanted, self._where, self._argument = wanted, where, argument
         self.on = wanted is True
         self._decided: str | None = None
         self.say: Callable[[str], None] = lambda text: None  # to whoever watches
@@ -54,6 +58,10 @@ class Compilation:
         if self.undecided:
             return "not decided: the fit ended before both ways had their turns"
         return "compiled by XLA, as asked for" if self.wanted is True else self._decided
+
+    def refuse(self, amiss: Sequence[Problem]) -> None:
+        """Raise what keeps XLA from it, where it was asked for."""
+        check(self._where, [replace(problem, argument=self._argument) for problem in amiss])
 
     def decline(self, why: str) -> None:
         """XLA cannot compile this training."""

@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
+from colonnade.run.engine.compilation import Compilation
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
+from colonnade.run.keras_steps.jit_compile import asks_for_xla
 from colonnade.run.keras_steps.keras_losses import name_of, of_slices
 from colonnade.run.keras_steps.split_inputs import SplitInputs
 from colonnade.run.machines.peers import ALONE, Peers
@@ -96,6 +98,7 @@ class KerasStep:
             trainable=self._trained,
             # All of them, as Keras does: by this order it saves an optimizer, and puts averages into weights.
             optimized=lambda: self._model.trainable_variables,
+            compilation=Compilation(asks_for_xla(self._model), "fit()", "jit_compile"),
             peers=self._peers,
         )
         self._engine = self._sync.engine(settings)

@@ -13,6 +13,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.clusters.joining import joined
 from colonnade.run.engine.protocols import Sync, home, sync_problems
 from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.jit_compile import jit_problems
 from colonnade.run.keras_steps.keras_losses import of_slices
 from colonnade.run.keras_steps.keras_step import KerasStep
 from colonnade.run.keras_steps.own_step import OwnStep
@@ -63,6 +64,9 @@ class How:
         yield from of_prove(self.prove)
         yield from _of_inputs(self.split, self.per_device, self.sync, self.variables)
         yield from _of_machines(model, self.sync, self.split, self.per_device)
+        if isinstance(model, keras.Model) and model.compiled:
+            several = joined() is not None
+            yield from jit_problems(model, self.sync, per_device=self.per_device is True, several=several)
 
     @property
     def home(self) -> str:

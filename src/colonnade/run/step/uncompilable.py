@@ -7,7 +7,7 @@ from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
 from colonnade.run.step.objective import Objective
 
-WITHOUT = "Leave compile out"
+WITHOUT = "Leave it out"
 
 
 def uncompilable(traces: Sequence[Objective], parts: Sequence[Arguments], *, timed: bool) -> list[Problem]:
@@ -28,7 +28,7 @@ def _otherwise(traces: Sequence[Objective], *, timed: bool) -> Iterator[Problem]
         yield Problem("compile", True, rule, WITHOUT)
     if any(traced.repeats for traced in traces):
         rule = "the function draws seeded numbers (tf.random.uniform and its kin), which XLA draws otherwise"
-        yield Problem("compile", True, rule, "Use tf.random.stateless_uniform, or leave compile out")
+        yield Problem("compile", True, rule, "Use tf.random.stateless_uniform, or leave it out")
 
 
 def _refused(traces: Sequence[Objective], parts: Sequence[Arguments]) -> Iterator[Problem]:

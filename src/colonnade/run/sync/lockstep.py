@@ -168,7 +168,7 @@ class Lockstep(GraphEngine):
         parts = slices(with_zeros(batch), self.workers.slices(self.cut(batch)))
         amiss = uncompilable(self._traced(batch), parts, timed=self.shares.timed)
         if self.settings.compilation.on:
-            check("Trainer()", amiss)
+            self.settings.compilation.refuse(amiss)
         elif amiss:
             self.settings.compilation.decline(amiss[0].rule)
 
