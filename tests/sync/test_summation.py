@@ -1,0 +1,155 @@
+"""Every value of `reduce=`, wherever variables live, trains what one device does."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import colonnade as cn
+from colonnade.hardware import collective
+from colonnade.run.move import reductions
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 50, size=(24, 3))
+X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=24)
+WAYS = ["tree", "ring", "library"]
+# Float64: what the order of sums may do.
+TOLERANCE = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """TensorFlow's own ring in place of the cards' library, between CPU devices."""
+    monkeypatch.setattr(collective, "HINT", "ring")
+    monkeypatch.setattr(collective, "refusals", lambda devices: ())
+
+
+class Model:
+    """A table that is looked up, layers, a weight that the penalty alone knows; all from fixed numbers."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        self.table, self.first, self.second, self.scale = (
+            tf.Variable(rng.normal(size=shape)) for shape in ((50, 4), (10, 7), (7,), ())
+        )
+
+    def loss(self, x, ids, y):
+        looked_up = tf.reduce_mean(tf.nn.embedding_lookup(self.table, ids), axis=1)
+        hidden = tf.tanh(tf.concat([x, looked_up], axis=1) @ self.first)
+        return (tf.linalg.matvec(hidden, self.second) - y) ** 2 + 0 * self.scale
+
+    def weighted(self, x, ids, y):
+        return cn.Weighted(self.loss(x, ids, y), tf.abs(y))
+
+    def penalty(self):
+        return 0.1 * tf.reduce_sum(self.first**2) + (self.scale - 1) ** 2
+
+    @property
+    def values(self):
+        return [v.numpy() for v in (self.table, self.first, self.second, self.scale)]
+
+
+def trained(devices, rows=24, optimizer=None, loss="loss", penalty=False, **options):
+    model = Model()
+    trainer = cn.Trainer(
+        getattr(model, loss),
+        optimizer() if optimizer else keras.optimizers.Adam(0.01),
+        devices=devices,
+        penalty=model.penalty if penalty else None,
+        **options,
+    )
+    data = (X[:rows], IDS[:rows], Y[:rows])
+    trainer.fit(data, batch_size=rows, steps=3, progress=False)
+    return model.values, trainer
+
+
+def assert_as_one_device(devices, way, home, **options):
+    way = reductions.LIBRARY if way == "library" else way
+    values, trainer = trained(devices, reduce=way, variables=home, **options)
+    for one, other in zip(values, trained(1, **options)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+    first, *others = trainer.replicas()
+    assert all(np.array_equal(a, b) for own in others for a, b in zip(own, first, strict=True))
+    return trainer
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("way", "home"),
+    [(way, home) for way in WAYS for home in ("mirrored", "shared", "partitioned")][:7],
+)
+def test_sums_of_dense_and_sparse_gradients(way, home):
+    assert_as_one_device(4, way, home)
+
+
+def _decayed():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5, use_ema=True)
+
+
+CASES = {
+    "decay, clipping and averages": dict(optimizer=_decayed),
+    "an uneven batch": dict(rows=23),
+    "fewer examples than devices": dict(rows=3),
+    "weights": dict(loss="weighted"),
+    "a penalty": dict(penalty=True),
+    "skipping": dict(on_nan="skip"),
+    "loss scaling": dict(optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))),
+}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", ["ring", "library"])
+def test_whatever_is_trained(way, case):
+    assert_as_one_device(4, way, "mirrored", **CASES[case])
+
+
+@pytest.mark.parametrize("way", ["ring", "library"])
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_nan_leaves_everything_as_it_was_and_the_next_step_goes_on(way, on_nan):
+    w = tf.Variable(tf.ones([3]))
+    way = reductions.LIBRARY if way == "library" else way
+    trainer = cn.Trainer(
+        lambda x: tf.linalg.matvec(x, w) ** 2,
+        keras.optimizers.SGD(0.1),
+        devices=3,
+        variables="mirrored",
+        reduce=way,
+        on_nan=on_nan,
+    )
+    good, bad = np.ones([6, 3], "float32"), np.ones([6, 3], "float32")
+    bad[3] = np.nan
+    trainer.train_on_batch(good)
+    before = w.numpy()
+    if on_nan == "stop":
+        with pytest.raises(cn.NotFinite, match="CPU:1"):
+            trainer.train_on_batch(bad)
+    else:
+        trainer.train_on_batch(bad)
+        assert trainer.skipped == 1
+    assert all(np.array_equal(own[0], before) for own in trainer.replicas())
+    trainer.train_on_batch(good)
+    assert np.isfinite(w.numpy()).all()
+    assert not np.array_equal(w.numpy(), before)
+
+
+def test_the_bytes_that_a_step_moves_are_told():
+    """4 000 bytes of gradients on 4 devices: by a tree 3 of them meet on the first one; a ring has equal parts."""
+
+    def links(**options):
+        w = tf.Variable(tf.ones([1000]))
+        trainer = cn.Trainer(
+            lambda x: tf.reduce_sum(x * w, axis=1), keras.optimizers.SGD(0.1), devices=4, **options
+        )
+        trainer.train_on_batch(tf.ones([4, 1000]))
+        sent = {d: 0.0 for d in trainer.devices}
+        for (source, _), size in trainer.links().items():
+            sent[source] += size
+        return list(sent.values())
+
+    assert links(variables="mirrored", reduce="tree") == [8000, 4000, 8000, 4000]
+    assert links(variables="mirrored", reduce="ring") == [6000] * 4
+    assert sum(links(variables="shared", reduce="ring")) == 3 * 4000 + 3000 + 3 * 4000
+    # One parameter, of device 0: all send its gradient there, and read it there.
+    assert sum(links(variables="partitioned", reduce="ring")) == 2 * 3 * 4000
