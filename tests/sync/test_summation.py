@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from partitions import Executed
+
 import colonnade as cn
 from colonnade.hardware import collective
 from colonnade.run.move import reductions
@@ -153,3 +155,44 @@ def test_the_bytes_that_a_step_moves_are_told():
     assert sum(links(variables="shared", reduce="ring")) == 3 * 4000 + 3000 + 3 * 4000
     # One parameter, of device 0: all send its gradient there, and read it there.
     assert sum(links(variables="partitioned", reduce="ring")) == 2 * 3 * 4000
+
+
+def step_of(way):
+    """The graph of a step with two matrices, as TensorFlow runs it.
+
+    The gradient of the first one passes a sine, which is nowhere else; that of the second does not.
+    """
+    first, second = tf.Variable(tf.ones([8, 8])), tf.Variable(tf.ones([8, 8]))
+
+    @tf.custom_gradient
+    def through_a_sine(x):
+        return tf.identity(x), tf.sin
+
+    trainer = cn.Trainer(
+        lambda x: tf.reduce_sum(through_a_sine(x @ first) @ second, axis=1),
+        keras.optimizers.SGD(0.1),
+        devices=2,
+        variables="mirrored",
+        reduce=way,
+    )
+    return Executed(lambda: trainer.train_on_batch(tf.ones([4, 8])))
+
+
+def test_a_bucket_travels_while_the_backward_pass_goes_on():
+    step = step_of("ring")
+    for bucket, late in ((0, False), (1, True)):
+        scopes = f"reduction_{bucket}_from"
+        adds = [node for node in step.nodes.values() if scopes in node.name and node.op == "AddV2"]
+        assert adds
+        for node in adds:
+            assert any(step.nodes[name].op == "Sin" for name in step.above(node)) == late
+
+
+def test_the_guard_waits_until_sums_of_the_library_have_ended():
+    """An assertion that fails would break them off, and then TensorFlow refuses all later ones."""
+    step = step_of(reductions.LIBRARY)
+    sums = {node.name for node in step.all("CollectiveReduceV2")}
+    asserts = step.all("Assert")
+    assert len(sums) == 2
+    assert len(asserts) == 1
+    assert sums <= step.above(*asserts)

@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 import sys
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.repeated import seconds_per_round
 from colonnade.hardware.watchdog import Answer, ask
 
 # Few numbers and many: libraries take different ways for short and for long messages.
 SIZES = (1_000, 4_000_000)
-ROUNDS = 5
 # The value of `reduce=` that asks for it, and what TensorFlow is told.
 NAME = HINT = "nccl"
 # After so many seconds in which a device has not come, a sum fails. TensorFlow keeps some 18 kB for each sum
@@ -97,18 +96,30 @@ def summed(tensor: Any, devices: Sequence[str], key: int, token: Any) -> Any:
 
 
 def all_reduce(devices: Sequence[str]) -> Any:
-    """A function from a tensor per device, all of one shape, to their sum on every device."""
-    key, order = next_key(), tokens(devices)
+    """A function from a tensor per device, all of one shape, to their sum on every device, for a graph."""
+    order = tokens(devices)
 
-    @tf.function(autograph=False)
-    def sums(*tensors: Any) -> list[Any]:
-        totals = []
+    def sums(tensors: Sequence[Any]) -> list[Any]:
+        key, totals = next_key(), []
         for device, tensor, token in zip(devices, tensors, order, strict=True):
             with tf.device(device):
                 totals.append(summed(tensor, devices, key, token))
         return totals
 
     return sums
+
+
+def means_of(sums_of: Any, devices: Sequence[str]) -> Any:
+    """The same with means in place of sums, which stay as large however often they are taken."""
+
+    def means(tensors: Sequence[Any]) -> list[Any]:
+        made = []
+        for device, total in zip(devices, sums_of(tensors), strict=True):
+            with tf.device(device):
+                made.append(total / len(devices))
+        return made
+
+    return means
 
 
 def ask_cards(count: int, seconds: float) -> tuple[Answer, str]:
@@ -129,12 +140,10 @@ def main() -> None:
         for i, device in enumerate(devices):
             with tf.device(device):
                 tensors.append(tf.constant(numbers(i, size)))
-        took = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            sums = [tensor.numpy() for tensor in sums_of(*tensors)]
-            took.append(time.perf_counter() - start)
-        said.append({"size": size, "sums": [checksum(each) for each in sums], "seconds": min(took)})
+        once = tf.function(lambda *held: sums_of(held), autograph=False)  # noqa: B023 called at once
+        sums = [checksum(tensor.numpy()) for tensor in once(*tensors)]
+        seconds = seconds_per_round(means_of(sums_of, devices), tensors)
+        said.append({"size": size, "sums": sums, "seconds": seconds})
     print(json.dumps(said))
 
 
