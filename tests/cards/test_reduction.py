@@ -46,8 +46,11 @@ def one_card():
 @pytest.mark.parametrize("rows", [ROWS, 23, 3])
 @pytest.mark.parametrize(
     ("way", "home"),
-    [("nccl", "mirrored"), *((way, home) for way in ("tree", "ring") for home in ("mirrored", "partitioned"))]
-    + [("ring", "shared")],
+    [
+        ("nccl", "mirrored"),
+        *((way, home) for way in ("tree", "ring") for home in ("mirrored", "partitioned")),
+        ("ring", "shared"),
+    ],
 )
 def test_every_way_is_what_one_card_does(one_card, way, home, rows):
     values, trainer, _ = trained(CARDS, rows, reduce=way, variables=home)
@@ -110,12 +113,12 @@ def test_the_library_is_the_choice_only_where_the_selftest_found_it_right_and_fa
 
 def test_bad_values_are_one_error():
     for options in (
-        dict(reduce="sum"),
-        dict(reduce=None),
-        dict(reduce="nccl", variables="shared"),
-        dict(reduce="nccl", devices=[CARDS[0], "/device:CPU:0"]),
-        dict(reduce="ring", sync=cn.Asynchronous()),
-        dict(reduce="nccl", sync=cn.LocalSGD(2)),
+        {"reduce": "sum"},
+        {"reduce": None},
+        {"reduce": "nccl", "variables": "shared"},
+        {"reduce": "nccl", "devices": [CARDS[0], "/device:CPU:0"]},
+        {"reduce": "ring", "sync": cn.Asynchronous()},
+        {"reduce": "nccl", "sync": cn.LocalSGD(2)},
     ):
         with pytest.raises(cn.InvalidArgument, match="reduce") as caught:
             cn.Trainer(lambda x: x, keras.optimizers.SGD(), **{"devices": CARDS[:2], **options})

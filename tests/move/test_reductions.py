@@ -59,10 +59,10 @@ def test_it_is_told_with_what_else_is_wrong():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(reduce="ring", sync=cn.Asynchronous()), "only with cn.Synchronous"),
-        (dict(reduce="tree", sync=cn.Asynchronous()), "only with cn.Synchronous"),
-        (dict(reduce="ring", sync=cn.LocalSGD(2)), "only with cn.Synchronous"),
-        (dict(reduce=LIBRARY, variables="mirrored"), "no cards"),
+        ({"reduce": "ring", "sync": cn.Asynchronous()}, "only with cn.Synchronous"),
+        ({"reduce": "tree", "sync": cn.Asynchronous()}, "only with cn.Synchronous"),
+        ({"reduce": "ring", "sync": cn.LocalSGD(2)}, "only with cn.Synchronous"),
+        ({"reduce": LIBRARY, "variables": "mirrored"}, "no cards"),
     ],
 )
 def test_what_has_no_meaning_is_refused(options, words):

@@ -1,4 +1,4 @@
-"""The check of the ways of summing passes where they are right, fails where not, and is remembered of cards."""
+"""The check of the ways of summing passes where they are right, else fails, and is remembered of cards."""
 
 import pytest
 from examined import DEVICES, fails, outcome

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from partitions import Executed
 
 import colonnade as cn
@@ -89,13 +88,13 @@ def _decayed():
 
 
 CASES = {
-    "decay, clipping and averages": dict(optimizer=_decayed),
-    "an uneven batch": dict(rows=23),
-    "fewer examples than devices": dict(rows=3),
-    "weights": dict(loss="weighted"),
-    "a penalty": dict(penalty=True),
-    "skipping": dict(on_nan="skip"),
-    "loss scaling": dict(optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))),
+    "decay, clipping and averages": {"optimizer": _decayed},
+    "an uneven batch": {"rows": 23},
+    "fewer examples than devices": {"rows": 3},
+    "weights": {"loss": "weighted"},
+    "a penalty": {"penalty": True},
+    "skipping": {"on_nan": "skip"},
+    "loss scaling": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))},
 }
 
 
@@ -137,7 +136,7 @@ def test_a_nan_leaves_everything_as_it_was_and_the_next_step_goes_on(way, on_nan
 
 
 def test_the_bytes_that_a_step_moves_are_told():
-    """4 000 bytes of gradients on 4 devices: by a tree 3 of them meet on the first one; a ring has equal parts."""
+    """4 000 bytes of gradients on 4 devices: a tree leads to the first one; a ring has equal parts."""
 
     def links(**options):
         w = tf.Variable(tf.ones([1000]))
@@ -145,7 +144,7 @@ def test_the_bytes_that_a_step_moves_are_told():
             lambda x: tf.reduce_sum(x * w, axis=1), keras.optimizers.SGD(0.1), devices=4, **options
         )
         trainer.train_on_batch(tf.ones([4, 1000]))
-        sent = {d: 0.0 for d in trainer.devices}
+        sent = dict.fromkeys(trainer.devices, 0.0)
         for (source, _), size in trainer.links().items():
             sent[source] += size
         return list(sent.values())

@@ -1,4 +1,4 @@
-"""The check of the self-test that compares ways of summing: are they right, and how fast is each here?
+"""The check of the self-test that compares ways of summing: whether each is right, and how fast it is.
 
 What it finds on cards is remembered (`hardware.verdicts`), and `reduce="auto"` goes by it.
 """

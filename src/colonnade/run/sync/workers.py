@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slice_specs, slices
@@ -133,6 +134,8 @@ class Replicas:
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
                 housed.make_stand_ins(i, objective.captures, compiled=self._settings.compilation.on)
+            if hardware.are_cards(self._devices) and not self._peers.several:
+                housed.late.prepare(objective)
 
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order

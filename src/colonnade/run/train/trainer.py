@@ -21,6 +21,7 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.compilation import Compilation
+from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
@@ -218,7 +219,8 @@ class Trainer:
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
-        arguments = Arguments(batch, self._mode(training=True), self._names)
+        with tf.device(HOST):  # or arrays would go to the first card, and back
+            arguments = Arguments(batch, self._mode(training=True), self._names)
         with self._state(), self._peers.stepping(0.0):
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
