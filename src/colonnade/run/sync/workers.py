@@ -133,7 +133,8 @@ class Replicas:
         for objective in self._traces.objectives:
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
-                housed.make_stand_ins(i, objective.captures, compiled=self._settings.compilation.on)
+                compiled = self._settings.compilation.on or objective.compiles
+                housed.make_stand_ins(i, objective.captures, compiled=compiled)
             if hardware.are_cards(self._devices) and not self._peers.several:
                 housed.late.prepare(objective)
 
