@@ -81,10 +81,19 @@ def setup(
         keep_blocks(os.environ)
     # Starting the devices here and not at the first tensor settles them: a second, different
     # setup() is refused, whether or not anything was computed in between.
-    tf.config.list_logical_devices(layout.kind)
+    check("setup()", _ignored(tf.config.list_logical_devices(layout.kind)))
     if layout.kind == "CPU":
         onednn.warn()
     return names()
+
+
+def _ignored(there: Sequence[Any]) -> Iterator[Problem]:
+    """Cards that were chosen, and that TensorFlow has not started; it does not say which."""
+    if len(there) < len(names()):
+        said = f"{len(there)} of {len(names())}"
+        rule = "were started by TensorFlow, which ignores cards that are too old, or have few multiprocessors"
+        fix = "Name the others, cn.setup(devices=[...]), or set TF_MIN_GPU_MULTIPROCESSOR_COUNT=1"
+        yield Problem("devices", said, rule, fix)
 
 
 def visible_cards() -> tuple[Card, ...]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from colonnade.hardware import collective, verdicts
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.admission import lets_others_in
 from colonnade.hardware.repeated import seconds_per_round
 from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.move.reduce import bucket_for, links_of, reduce, spread, tree_for
@@ -35,9 +36,8 @@ def sums(devices: tuple[str, ...]) -> Verdict:
     found = {way: _tried(sums_of, devices, size) for way, sums_of in _ways(devices).items()}
     right = {way: sums == [collective.checksum(expected)] * len(devices) for way, (sums, _) in found.items()}
     seconds = {way: each for way, (_, each) in found.items()}
-    refused = [*collective.refusals(devices)]
     words = ""
-    if not refused:
+    if not any(collective.refusals(devices)) and lets_others_in(hardware.visible_cards()):
         answer, version = collective.ask_cards(len(devices), PATIENCE)
         words = answer.words
         told = {} if answer.trouble or not version else {each["size"]: each for each in answer.said}
