@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 from colonnade.run.step.evaluation import Evaluation, averaged
@@ -70,7 +71,7 @@ def test_without_averages_nothing_is_put_in_place():
         assert float(w) == 1.0
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+@pytest.mark.parametrize("home", ["shared", *long("mirrored", "partitioned")])
 def test_a_loss_that_calls_what_xla_compiles(home):
     """XLA reads variables of one device only, so each device is given the values for a moment."""
     w = tf.Variable([[1.0], [2.0]])

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 from partitions import Executed
 
 import colonnade as cn
@@ -13,7 +14,6 @@ from colonnade.run.move import reductions
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, size=(24, 3))
 X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=24)
-WAYS = ["tree", "ring", "library"]
 # Float64: what the order of sums may do.
 TOLERANCE = 1e-12
 
@@ -77,7 +77,10 @@ def assert_as_one_device(devices, way, home, **options):
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     ("way", "home"),
-    [(way, home) for way in WAYS for home in ("mirrored", "shared", "partitioned")][:7],
+    [
+        *(("ring", "mirrored"), ("ring", "partitioned"), ("library", "mirrored")),
+        *long(("ring", "shared"), *(("tree", home) for home in ("mirrored", "shared", "partitioned"))),
+    ],
 )
 def test_sums_of_dense_and_sparse_gradients(way, home):
     assert_as_one_device(4, way, home)
@@ -99,15 +102,16 @@ CASES = {
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", ["ring", "library"])
 def test_whatever_is_trained(way, case):
     assert_as_one_device(4, way, "mirrored", **CASES[case])
 
 
-@pytest.mark.parametrize("way", ["ring", "library"])
-@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("way", "on_nan"), [("ring", "skip"), ("library", "stop"), *long(("ring", "stop"), ("library", "skip"))]
+)
 def test_a_nan_leaves_everything_as_it_was_and_the_next_step_goes_on(way, on_nan):
     w = tf.Variable(tf.ones([3]))
     way = reductions.LIBRARY if way == "library" else way
@@ -195,3 +199,26 @@ def test_the_guard_waits_until_sums_of_the_library_have_ended():
     assert len(sums) == 2
     assert len(asserts) == 1
     assert sums <= step.above(*asserts)
+
+
+@pytest.mark.long
+def test_in_a_timeline_sums_begin_before_the_backward_pass_ends():
+    """Eight wide layers: the gradients of the last ones are there long before those of the first."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(512, "tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input([512]), *layers, keras.layers.Dense(1)])
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(model(x) ** 2, 1),
+        keras.optimizers.SGD(1e-5),
+        devices=2,
+        variables="mirrored",
+        reduce="ring",
+    )
+    timeline = trainer.profile((tf.ones([512, 512]),), steps=3, batch_size=512)
+    overlapped = []
+    for step in {event.step for event in timeline.events if event.step is not None}:
+        own = [event for event in timeline.events if event.step == step]
+        sums = [event.start for event in own if event.kind == "reduction"]
+        backward = [event.end for event in own if event.kind == "backward"]
+        overlapped.append(min(sums) < max(backward))
+    assert any(overlapped)
