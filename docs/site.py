@@ -19,6 +19,7 @@ from colonnade.show.report.report import rendered
 
 ROOT = Path(__file__).parent.parent
 REPORT = "report_example.html"
+FAKE_CARDS = "tests/cards/README.md"
 # Methods that are documented where they come from: Keras's layers, and the protocol of `sync=`.
 ELSEWHERE = {"build", "call", "compute_output_spec", "get_config", "problems", "engine"}
 
@@ -28,15 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
     missing = undocumented()
     if missing:
         raise PluginError(f"public names without a docstring: {', '.join(missing)}")
-    pages = {
-        "index.md": inward((ROOT / "README.md").read_text(), "docs/"),
-        "changelog.md": inward((ROOT / "CHANGELOG.md").read_text(), "docs/"),
-        "contributing.md": inward((ROOT / "CONTRIBUTING.md").read_text(), "docs/"),
-        "api.md": api(),
-        **dict(examples()),
-        **dict(benchmarks()),
-    }
-    for path, text in pages.items():
+    for path, text in made().items():
         files.append(File.generated(config, path, content=text))
     for picture in (ROOT / "benchmarks").glob("*/*.png"):
         name = str(picture.relative_to(ROOT))
@@ -47,18 +40,32 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def made() -> dict[str, str]:
+    """The pages that are made here, by their path in the site."""
+    return {
+        "index.md": inward((ROOT / "README.md").read_text(), "docs/"),
+        "changelog.md": inward((ROOT / "CHANGELOG.md").read_text(), "docs/"),
+        "contributing.md": inward((ROOT / "CONTRIBUTING.md").read_text(), "docs/"),
+        "api.md": api(),
+        FAKE_CARDS: (ROOT / FAKE_CARDS).read_text(),
+        **dict(examples()),
+        **dict(benchmarks()),
+    }
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Let links that lead out of the folder lead to the pages that are made here."""
-    made = ("api.md", "index.md", "changelog.md", "contributing.md")
     here = page.file.src_uri
-    return markdown if here in made or here.startswith("benchmarks/") else outward(markdown)
+    rooted = ("api.md", "index.md", "changelog.md", "contributing.md", FAKE_CARDS)
+    return markdown if here in rooted or here.startswith("benchmarks/") else outward(markdown)
 
 
 def outward(text: str) -> str:
     """Of a page of docs/: ../benchmarks/x is a page of the site beside it."""
     text = re.sub(r"\]\(\.\./(examples/\w+)/?\)", r"](\1.md)", text)
     text = re.sub(r"\]\(\.\./(examples/\w+)/\w+\.py\)", r"](\1.md)", text)
-    return re.sub(r"\]\(\.\./((?:benchmarks)/[\w/]+\.\w+)", r"](\1", text)
+    text = re.sub(r"\]\(\.\./(benchmarks/\w+)/\w+\.py\)", r"](\1/README.md)", text)
+    return re.sub(r"\]\(\.\./((?:benchmarks|tests)/[\w/]+\.\w+)", r"](\1", text)
 
 
 def inward(text: str, folder: str) -> str:

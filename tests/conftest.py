@@ -11,19 +11,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import pytest
 
-import colonnade as cn
-
 # A shell without job control starts what runs in the background deaf to Ctrl-C, and so all its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Before the tests are collected, because their modules make tensors.
-cn.setup(virtual=8)
-
-# TensorFlow and Keras are some hundred thousand objects that stay: looking for garbage among them took
-# up to a quarter of the time of a test file.
-gc.collect()
-gc.freeze()
-gc.set_threshold(50_000, 20, 100)
 
 # A file is for one worker. These take longest, so they come first: else one worker waits for the other.
 SLOW = (
@@ -48,6 +37,20 @@ UNPROVED = (
     "variables",
     "width",
 )
+
+
+def pytest_configure(config):
+    """Before the tests are collected, because their modules make tensors."""
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        return  # it hands tests out to workers, and runs none
+    import colonnade as cn
+
+    cn.setup(virtual=8)
+    # TensorFlow and Keras are some hundred thousand objects that stay: looking for garbage among them took
+    # up to a quarter of the time of a test file.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def some(folder: Path) -> dict[str, Any]:
     notes.mkdir()
     wanted = unbroken(notes, "shared")
     return {
-        "random": random_kills(folder / "random", "10", "49", "mirrored", "seeded"),
+        "random": random_kills(folder / "random", "4", "49", "mirrored", "seeded"),
         "signals": signals(folder, wanted),
         "launches": launches(folder, "1"),
     }

@@ -244,6 +244,7 @@ CASES = [(home, name, slow) for home in HOMES for name in OPTIMIZERS for slow in
 CHOSEN = [("mirrored", "adamw", True), *((home, "adamw", False) for home in HOMES)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("home", "name", "slow"), kept(CASES, *CHOSEN))
 def test_what_is_late_in_lockstep_changes_nothing(home, name, slow):
     make = OPTIMIZERS[name]

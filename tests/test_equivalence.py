@@ -115,7 +115,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "home", "devices"),
     kept(

@@ -71,7 +71,7 @@ def test_import_does_not_load_tensorflow():
 def test_what_is_special_about_cards_stays_in_one_place():
     """Only `hardware/` and the launcher, which sets the environment, know of GPUs."""
     source = ROOT / "src" / "colonnade"
-    allowed = {source / "fleet" / "launch.py", *(source / "hardware").glob("*.py")}
+    allowed = {source / "fleet" / "launch.py", *(source / "hardware").rglob("*.py")}
     guilty = {
         (str(path.relative_to(source)), word)
         for path in set(source.rglob("*.py")) - allowed

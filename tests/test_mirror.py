@@ -10,7 +10,7 @@ SOURCE, TESTS = ROOT / "src" / "colonnade", ROOT / "tests"
 ELSEWHERE = {
     "cli.experiments": "show/experiment/test_experiment.py runs the command and looks at all that it makes",
     "show.experiment.gallery": "its figures are those of an experiment, which test_experiment.py runs once",
-    "hardware.finding": "a record without code of its own, which hardware/test_doctor.py makes of every kind",
+    "hardware.doctors.finding": "a record without code of its own; test_doctor.py makes one of every kind",
 }
 
 
@@ -39,3 +39,12 @@ def test_a_test_file_in_a_room_is_of_a_module():
     files = {f"{room}/{path.stem}" for room in rooms for path in (TESTS / room).glob("test_*.py")}
     strays = {f for f in files if not any(f == name or f.startswith(f"{name}_") for name in names)}
     assert strays == set()
+
+
+def test_a_room_is_small_enough_to_look_around_in():
+    """Rooms of `run` have 3 files or more and at most 11 modules; no other folder has more than 20 files."""
+    folders = {path.parent for path in SOURCE.rglob("*.py")}
+    sizes = {str(f.relative_to(SOURCE)): len(list(f.glob("*.py"))) for f in folders}
+    rooms = {name: size for name, size in sizes.items() if name.startswith("run/")}
+    assert {name: size for name, size in rooms.items() if not 3 <= size <= 12} == {}
+    assert {name: size for name, size in sizes.items() if size > 20} == {}

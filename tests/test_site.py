@@ -1,6 +1,8 @@
 """The site of the documentation: what it is made of, and that what is broken ends the build."""
 
 import importlib.util
+import os
+import re
 import shutil
 import sys
 
@@ -40,9 +42,29 @@ def test_links_lead_to_pages_of_the_site(site):
     assert site.outward("[a](../benchmarks/width/README.md) [b](../examples/02_basics/)") == (
         "[a](benchmarks/width/README.md) [b](examples/02_basics.md)"
     )
+    assert site.outward("[a](../benchmarks/prediction/machine.py) [b](../tests/cards/README.md)") == (
+        "[a](benchmarks/prediction/README.md) [b](tests/cards/README.md)"
+    )
     assert site.inward("[a](docs/tuning.md#onednn) [b](examples/08_keras_fit/after.py)", "docs/") == (
         "[a](tuning.md#onednn) [b](examples/08_keras_fit.md)"
     )
+
+
+def test_no_link_of_any_page_is_broken(site):
+    """What the build looks at too, which takes long."""
+    written = {path.name: site.outward(path.read_text()) for path in (ROOT / "docs").glob("*.md")}
+    pages = {**written, **site.made()}
+    others = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*")} | {site.REPORT}
+    others |= {str(path.relative_to(ROOT)) for path in (ROOT / "benchmarks").glob("*/*.png")}
+    broken = []
+    for name, text in pages.items():
+        for target in re.findall(
+            r"\]\(([^)\s#]+)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S)
+        ):
+            if not target.startswith(("http:", "https:", "mailto:")):
+                path = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                broken += [(name, target)] * (path not in pages and path not in others)
+    assert broken == []
 
 
 def build(folder):
@@ -56,7 +78,8 @@ def copied(tmp_path):
     """The repository's pages, to be broken."""
     for name in ("docs", "examples", "benchmarks", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    (tmp_path / "tests" / "cards").mkdir(parents=True)
+    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/cards/README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

@@ -1,6 +1,6 @@
 """How good are the predictions on this machine? Every model has a process of its own.
 
-python benchmarks/prediction/machine.py                    seven models, pipelines, local training
+python benchmarks/prediction/machine.py                    seven models, a slow device, pipelines, local
 python benchmarks/prediction/machine.py --models mlp       one of them
 python benchmarks/prediction/machine.py --advice 20        the advice for 20 random models
 
@@ -20,6 +20,8 @@ import typer
 from report import Row, Score, markdown
 
 MODELS = ("polynomial", "mlp", "cnn", "cifar", "lstm", "embedding", "transformer")
+# What is tried, and with which models; None is all.
+KINDS = {"replicas": None, "shares": ("mlp", "cnn"), "stages": ("mlp", "lstm"), "local": ("mlp", "lstm")}
 GOOD = 1.05  # the layout that was chosen may take this much longer than the best
 
 
@@ -35,8 +37,8 @@ def asked(*arguments: object) -> dict[str, list[list[float]]]:
 
 def predictions(models: list[str], seconds: float) -> list[Row]:
     rows = []
-    for kind in ("replicas", "stages", "local"):
-        for model in models if kind == "replicas" else [m for m in models if m in ("mlp", "lstm")]:
+    for kind, some in KINDS.items():
+        for model in models if some is None else [m for m in models if m in some]:
             for case, (measured, predicted) in asked(kind, model, seconds).items():
                 calibrates = case == "1 replica"
                 note = "measured alone" if calibrates else ""

@@ -1,12 +1,16 @@
 """One model, measured alone, then predicted and measured in layouts: python worker.py KIND MODEL SECONDS."""
 
 import json
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import colonnade as cn
 
-cn.setup(virtual=8)
+BENCHMARKS = Path(__file__).parent.parent
+# Where one device is slower, each has a core: else the fast one would help the slow one.
+cn.setup(virtual=2, threads=(1, 2)) if sys.argv[1] == "shares" else cn.setup(virtual=8)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -14,10 +18,11 @@ import tensorflow as tf  # noqa: E402
 
 from colonnade.describe.plan import Plan  # noqa: E402
 from colonnade.reason.planning.planner import choose  # noqa: E402
+from colonnade.reason.simulator.runtime import ENGINE  # noqa: E402
 from colonnade.reason.simulator.simulate import simulate  # noqa: E402
 from colonnade.run.plan.devices_here import devices_here  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "throughput"))
+sys.path.insert(0, str(BENCHMARKS / "throughput"))
 from models import BATCH, MODELS  # noqa: E402
 
 ROUNDS = 4
@@ -26,9 +31,11 @@ ROUNDS = 4
 def measured(trainer, batch, guess, seconds):
     """Seconds of a step: the fastest of some rounds."""
     data = tf.data.Dataset.from_tensors(batch).repeat()
-    trainer.fit(data, steps=3, progress=False)
+    trainer.fit(data, steps=3, prove=False, progress=False)
     steps = max(3, int(seconds / ROUNDS / guess))
-    return min(trainer.fit(data, steps=steps, progress=False).seconds_per_step for _ in range(ROUNDS))
+    return min(
+        trainer.fit(data, steps=steps, prove=False, progress=False).seconds_per_step for _ in range(ROUNDS)
+    )
 
 
 def of_model(name):
@@ -47,6 +54,23 @@ def replicas(name, seconds):
         guess = simulate(box, work, plan).step
         trainer = cn.Trainer(loss, keras.optimizers.Adam(1e-3), plan=plan)
         found[f"{n} replica{'s' if n > 1 else ''}"] = measured(trainer, batch, guess, seconds), guess
+    return found
+
+
+def shares(name, seconds):
+    """Two devices, of which the second has several times the work for an example."""
+    modes = runpy.run_path(str(BENCHMARKS / "modes" / "contender.py"))
+    loss, batch = of_model(name)
+    work, box = cn.workload(loss, keras.optimizers.Adam(1e-3), *batch, memory=False), devices_here()
+    loss, slower = modes["slowed"](loss), replace(ENGINE, slow=((1, float(modes["SLOWER"])),))
+    found = {}
+    for how in ("even", "measured"):
+        plan = Plan(batch=BATCH, data=2, variables="shared", shares=how)
+        guess = simulate(box, work, plan, slower).step
+        trainer = cn.Trainer(loss, keras.optimizers.Adam(1e-3), plan=plan)
+        if how == "measured":  # until shares are settled, and their graphs made
+            measured(trainer, batch, guess, 4 * seconds)
+        found[f"one of two is slow, {how} shares"] = measured(trainer, batch, guess, seconds), guess
     return found
 
 
@@ -113,7 +137,7 @@ def advice(seed, seconds):
     return found
 
 
-KINDS = {"replicas": replicas, "local": local, "stages": stages, "advice": advice}
+KINDS = {"replicas": replicas, "shares": shares, "local": local, "stages": stages, "advice": advice}
 
 if __name__ == "__main__":
     kind, model, length = sys.argv[1:]

@@ -24,8 +24,8 @@ import optuna
 from one_trial import open_study
 
 from colonnade.sweeps.board import RunningTrial, Unwatched
-from colonnade.sweeps.ending import Ending
 from colonnade.sweeps.settings import SweepSettings
+from colonnade.sweeps.slots.ending import Ending
 from colonnade.sweeps.study import conduct
 
 HERE = Path(__file__).parent

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from colonnade.describe.timeline import Timeline
     from colonnade.describe.topology import Topology
     from colonnade.describe.workload import Workload
+    from colonnade.hardware.clusters.joining import machines
     from colonnade.hardware.devices import setup
-    from colonnade.hardware.joining import machines
     from colonnade.hardware.placement import Placement, placement
     from colonnade.run import width
     from colonnade.run.asynchronous.asynchronous import Asynchronous
@@ -132,7 +132,7 @@ _HOME = {
     "draw": "show.timeline",
     "evaluate": "run.keras_train.keras_evaluate",
     "fit": "run.keras_train.keras_fit",
-    "machines": "hardware.joining",
+    "machines": "hardware.clusters.joining",
     "make_parallel": "run.parallel.parallel",
     "memory": "run.train.memory",
     "parallel": "run.parallel.parallel",

@@ -21,7 +21,7 @@ def test_a_slice_is_computed_at_what_was_read_and_not_at_what_is_there():
         return tf.squeeze(x @ w, 1) ** 2, {"square": tf.reduce_sum(x**2, axis=1)}
 
     settings = Settings(loss, keras.optimizers.SGD(1.0), DEVICES, "shared")
-    traces = Traces(settings)
+    traces = Traces(settings, turning=True)
     x = np.random.default_rng(0).normal(size=[5, 2])
     batch = Arguments((tf.constant(x),), {})
     traces.prepare(batch, (3, 2), lambda _: (), lambda *_: None)

@@ -37,13 +37,17 @@ def test_the_results_of_a_call_are_told_apart():
         before = state.read_value()
         state.assign_add(x)
         return SliceResults.packed(
-            report=packed(1), states=[before], gradient=[2 * x, 3 * x], outputs=[4 * x, 5 * x]
+            report=packed(1),
+            turned=9 * x,
+            states=[before],
+            gradient=[2 * x, 3 * x],
+            outputs=[4 * x, 5 * x],
         )
 
     call = Call(compute, [tf.TensorSpec([], tf.float32)], "/device:CPU:0")
     piece = SliceCall(call, [state], num_gradients=2, num_metrics=1, outputs={"a": 0, "b": 0}, push=call)
     results = piece([tf.constant(1.0)])
-    assert results.report.own_loss == 1.25
+    assert (results.report.own_loss, float(results.turned)) == (1.25, 9)
     assert [float(part) for part in results.gradient] == [2, 3]
     assert tf.nest.map_structure(float, piece.outputs_of(results)) == {"a": 4, "b": 5}
     assert float(state) == 8

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -14,6 +15,9 @@ from numpy_async import X, Y, batches, linear, reference
 
 import colonnade as cn
 from colonnade.reason.simulator.staleness import ReadOrApply, race
+from colonnade.run.asynchronous.slice_call import SliceReport
+from colonnade.run.asynchronous.step_record import FinishedSlice, Slicing
+from colonnade.run.asynchronous.stream import AsynchronousStream
 
 
 def test_a_fixed_order_that_a_callback_ends_does_not_depend_on_the_clock(monkeypatch):
@@ -83,6 +87,38 @@ def test_time_of_callbacks_does_not_count():
     history = trainer.fit(data, steps=4, log_every=1, callbacks=[lambda _: time.sleep(0.25)], progress=False)
     assert history.seconds > 0.19
     assert history.seconds < time.perf_counter() - begin - 0.3
+
+
+class Burst:
+    """Workers that finish all that they were given at once, after a while; in place of threads."""
+
+    def __init__(self, shared):
+        self.given, self.access = [], SimpleNamespace(computed_until=-math.inf)
+
+    waiting = 0
+
+    def give(self, piece):
+        self.given.append(piece)
+
+    def next(self, few):
+        time.sleep(0.04)
+        done, self.given = self.given, []
+        report = SliceReport(np.float32(1), np.ones(1, "float32"), np.ones(1, "float32"))
+        return [FinishedSlice(piece, 0, report, 0, None) for piece in done]
+
+
+def test_steps_that_devices_were_ahead_with_have_their_part_of_the_time(monkeypatch):
+    monkeypatch.setattr("colonnade.run.asynchronous.stream.DeviceThreads", Burst)
+    engine = SimpleNamespace(devices=("CPU:0", "CPU:1"), order=None, steps=0, made=0, begin=lambda: None)
+    slicing = Slicing(1, (1,), None, {}, (), tf.float32)
+    loop = SimpleNamespace(engine=engine, preparing=0.0, idle=0)
+    stream = AsynchronousStream(loop, iter([(slicing, [[]])] * 4))
+    begin = time.perf_counter()
+    took = [stream.take(1).seconds for _ in range(4)]  # all four are complete after the first
+    passed = time.perf_counter() - begin
+    assert min(took) > 0.009
+    assert 0.04 < sum(took) <= passed
+    assert stream.take(1) is None
 
 
 def test_twenty_skipped_steps_in_a_row_end_a_fit_wherever_its_log_lines_are():

@@ -11,7 +11,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
 import fake  # noqa: F401  before TensorFlow starts
 
 import colonnade as cn
-from colonnade.hardware import collective
+from colonnade.hardware.probes import collective
 
 cn.setup()
 # There is no library of cards here: TensorFlow's own ring takes its place.

@@ -7,7 +7,7 @@ import tensorflow as tf
 from fake import copies
 
 import colonnade as cn
-from colonnade.hardware import verdicts
+from colonnade.hardware.probes import verdicts
 from colonnade.run.move.reductions import chosen
 
 CARDS = tuple(device.name for device in tf.config.list_logical_devices("GPU"))

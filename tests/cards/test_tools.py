@@ -7,8 +7,10 @@ from fake import copies
 
 import colonnade as cn
 from colonnade.fleet import launch, lease
-from colonnade.hardware import cards, collective, doctor, gpu, verdicts, watchdog
-from colonnade.hardware import copies as copying
+from colonnade.hardware import cards, gpu
+from colonnade.hardware.doctors import doctor
+from colonnade.hardware.probes import collective, verdicts, watchdog
+from colonnade.hardware.probes import copies as copying
 from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.data.feed import feed
 from colonnade.run.selftest import selftest, summing

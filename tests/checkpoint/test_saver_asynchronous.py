@@ -70,6 +70,7 @@ def noisy(steps, folder=None):
     return history, {name: np.asarray(v) for name, v in trainer._engine.state().variables().items()}
 
 
+@pytest.mark.long
 def test_on_one_device_a_run_that_was_cut_off_ends_bit_for_bit_like_one_that_was_not(tmp_path):
     whole, wanted = noisy(18)
     noisy(8, tmp_path)

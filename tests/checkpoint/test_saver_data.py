@@ -50,6 +50,7 @@ def counted(data, folder, steps=None, **options):
 IDS = tf.data.Dataset.from_tensor_slices(np.arange(103, dtype="int32"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stop", [10, 17, *long(3, 7, 11, 22)])
 def test_every_example_counts_once_per_epoch(tmp_path, stop):
     """Without any seed, wherever the run was cut: the batch that was fetched ahead is not lost."""

@@ -97,8 +97,8 @@ def test_kills_signals_and_a_second_launch(tmp_path):
     assert done.returncode == 0, done.stderr
     happened = json.loads(done.stdout)
     kills = happened["random"]
-    assert kills["kills"] >= 10
-    assert kills["inside a save"] >= 4
+    assert kills["kills"] >= 4
+    assert kills["inside a save"] >= 1
     assert kills["as promised"] == kills["trainings"] >= 1, kills
     for told in happened["signals"].values():
         assert told["code"] == 75

@@ -38,6 +38,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("form", "sync"),
     [

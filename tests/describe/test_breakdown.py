@@ -2,8 +2,9 @@
 
 import pytest
 
-from colonnade.describe.breakdown import HOST, PROGRAM, Breakdown, merged, without
+from colonnade.describe.breakdown import Breakdown
 from colonnade.describe.timeline import Event, Timeline
+from colonnade.describe.waits import BOUND, HOST, PROGRAM
 
 
 def step(number, at, slow=1.0, **more):
@@ -71,7 +72,7 @@ def test_in_words_and_as_a_table():
     text = Timeline.of([*step(7, 0.0), *step(8, 5.0)]).summary().splitlines()
     assert text[0].split() == ["device", "forward", "backward", "update", "waiting"]
     assert text[2].split() == ["CPU:1", "20%", "60%", "0%", "20%"]
-    assert text[4] == "2 steps in 1e+04 ms, 5e+03 ms each, on 2 devices."
+    assert text[4] == "2 steps in 10 s, 5 s each, on 2 devices."
     assert text[5] == "Of the devices' time: forward 20%, backward 60%, update 10%, waiting 10%."
     assert text[6] == "They waited for update (10%)."
 
@@ -81,7 +82,31 @@ def test_nothing_at_all():
     assert Timeline.of([]).breakdown().advice() == []
 
 
-def test_spans():
-    assert merged([]) == []
-    assert without([(0, 1), (2, 3)], [(0, 3)]) == []
-    assert without([(0, 2), (3, 9)], [(1, 4), (5, 6)]) == [(0, 1), (4, 5), (6, 9)]
+def test_a_device_with_slow_slices_is_slow_though_it_works_no_longer():
+    quick = [Event("CPU:0", at, at + 1, "forward", step=at) for at in range(6)]
+    slow = [Event("CPU:1", at, at + 3, "forward", step=at) for at in (0, 3)]
+    found = Timeline.of([*quick, *slow]).breakdown()
+    assert (found.slow, found.advice()) == ("CPU:1", [])
+    assert found.sentences()[-1] == "CPU:1 is slow: it computes 3 times as long as the others."
+    one_that_was_disturbed = [*quick, Event("CPU:1", 0, 1, "forward"), Event("CPU:1", 1, 2, "forward")]
+    one_that_was_disturbed += [Event("CPU:1", 2, 6, "forward")]
+    assert Timeline.of(one_that_was_disturbed).breakdown().slow is None
+
+
+def test_a_wait_that_says_what_it_is_for_is_blamed_on_that():
+    events = [
+        Event("CPU:0", 0, 10, "forward"),
+        Event("CPU:1", 0, 4, "forward"),
+        Event("CPU:1", 4, 9, "waiting", cause=BOUND),
+        Event(HOST, 5, 6, "checkpoint"),
+    ]
+    found = Breakdown.of(events)
+    assert found.waited_for["CPU:1"] == {"checkpoint": 1, BOUND: 4, "CPU:0": 1}
+    assert found.advice() == [
+        "staleness: 20% of the time devices may not read yet; a larger max_staleness lets them"
+    ]
+
+
+def test_devices_are_told_in_the_order_in_which_people_count():
+    rows = Breakdown.of([Event(f"CPU:{i}", 0, 1, "forward") for i in (10, 2, 1)]).__str__().splitlines()
+    assert [row.split()[0] for row in rows[1:4]] == ["CPU:1", "CPU:2", "CPU:10"]

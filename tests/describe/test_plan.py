@@ -3,6 +3,7 @@ import json
 import pytest
 
 from colonnade.describe.plan import Candidate, Plan, Prediction, even_stages, spans
+from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import InvalidArgument
 
 FULL = Plan(
@@ -22,6 +23,15 @@ FULL = Plan(
 
 def test_json_both_ways():
     assert Plan.from_json(FULL.to_json()) == FULL
+
+
+def test_a_timeline_is_no_part_of_the_json():
+    drawn = FULL.with_(timeline=Timeline.of([Event("device 0", 0.0, 1.0, "forward")]))
+    assert drawn == FULL
+    assert drawn.to_json() == FULL.to_json()
+    assert "forward" not in repr(drawn)
+    with pytest.raises(InvalidArgument, match="a timeline has a file of its own"):
+        Plan.from_json(json.dumps({**json.loads(FULL.to_json()), "timeline": {"events": []}}))
 
 
 def test_devices_are_in_the_order_of_the_axes():
@@ -123,3 +133,11 @@ def test_in_a_notebook():
     assert "Use 4 devices." in html
     for word in ("2 replicas of 2 stages", "1000.00", "one device", "does not fit", "2 stages", "2000.00"):
         assert word in html
+
+
+def test_in_a_notebook_few_layouts_are_shown_and_the_others_folded_away():
+    many = FULL.with_(candidates=tuple(Candidate(f"layout {i}", f"<why {i}>") for i in range(9)))
+    shown, _, folded = many._repr_html_().partition("<details>")
+    assert [f"layout {i}" in shown for i in range(9)] == [True] * 4 + [False] * 5
+    assert all(f"&lt;why {i}&gt;" in folded for i in range(9))
+    assert "<details>" not in FULL.with_(candidates=())._repr_html_()

@@ -97,7 +97,7 @@ def trained(wanted, devices, variables="auto", epochs=2):
     return [*values, *(np.asarray(v) for v in optimizer.variables), history.losses], history
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("devices", "variables"), [(1, "auto"), (2, "shared"), (3, "mirrored"), (2, "partitioned")]
 )

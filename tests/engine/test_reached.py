@@ -42,6 +42,7 @@ def many_weights(**options):
     return weights, trainer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", kept(WAYS, "mirrored", "local"))
 def test_data_that_fail_leave_whole_steps(way):
     weights, trainer = many_weights(**WAYS[way])

@@ -149,6 +149,7 @@ class Counting(keras.optimizers.SGD):
         super().apply([g * self.count for g in gradients], trainable_variables)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["shared", "mirrored", "partitioned"])
 @pytest.mark.parametrize(
     "make",

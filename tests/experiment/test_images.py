@@ -7,6 +7,7 @@ import colonnade as cn
 from colonnade.experiment.images import digits, load, mnist
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("load", "inputs", "total"), [(digits, 64, 1797), (mnist, 196, 5000)])
 def test_every_image_is_in_one_part(load, inputs, total):
     found = load()

@@ -238,6 +238,7 @@ print(sorted({"tensorflow", "keras"} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+@pytest.mark.long
 def test_two_people_start_at_the_same_moment(tmp_path):
     """Eight jobs at once on two cards, each of which notes when it had which."""
     note = tmp_path / "note"

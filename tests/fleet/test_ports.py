@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from colonnade.describe.slurm_step import PORTS
+from colonnade.describe.clusters.slurm_step import PORTS
 from colonnade.fleet import ports
 
 

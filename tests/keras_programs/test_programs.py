@@ -68,9 +68,7 @@ def assert_that_of_keras(name, devices):
 CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
     ("mask at the output", 2),
-    ("loss that compares examples", 2),
     ("WGAN-GP", 2),
-    ("embedding in a train_step", 2),
 ]
 
 

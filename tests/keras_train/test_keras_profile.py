@@ -18,6 +18,7 @@ def compiled(**options):
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sync", [None, cn.LocalSGD(2), cn.Asynchronous()], ids=["lockstep", "local", "async"]
 )

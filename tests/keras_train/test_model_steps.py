@@ -1,10 +1,10 @@
 import keras
 
 import colonnade as cn
-from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
-from colonnade.run.keras_train.keras_step import KerasStep
+from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.keras_step import KerasStep
+from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.keras_train.model_steps import How, ModelSteps
-from colonnade.run.keras_train.own_step import OwnStep
 
 
 class Own(keras.Sequential):

@@ -85,6 +85,7 @@ def model(**options):
     return made
 
 
+@pytest.mark.long
 def test_without_shuffling_it_is_the_training_without_a_checkpoint(tmp_path):
     found = []
     for checkpoint in (None, cn.Checkpoint(tmp_path)):

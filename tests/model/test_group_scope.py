@@ -4,8 +4,8 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments
 from colonnade.run.model.group_scope import GroupScope
 from colonnade.run.move.reduce import star
-from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import call_with_sums
 
 
 def test_rows_of_all_batches_are_put_one_after_the_other():

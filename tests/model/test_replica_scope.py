@@ -9,8 +9,8 @@ from colonnade.errors import InvalidArgument
 from colonnade.run.model.replica_scope import ReplicaScope
 from colonnade.run.move.reduce import star
 from colonnade.run.trace.replica_context import remembered
-from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import trace
+from colonnade.run.trace_cut.sync_cut import call_with_sums
 from colonnade.run.variables.replica_copies import ReplicaCopies
 
 DEVICES = ["/device:CPU:0", "/device:CPU:1"]

@@ -8,8 +8,8 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument
 from colonnade.run.model.whole_batch import MEAN, SUM, AddedLosses, gathered, kinds, masks_of, with_masks
 from colonnade.run.move.reduce import star
-from colonnade.run.trace.sync_cut import call_with_sums
 from colonnade.run.trace.traced import trace
+from colonnade.run.trace_cut.sync_cut import call_with_sums
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int64, tf.bool])

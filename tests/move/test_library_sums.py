@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from colonnade.hardware import collective
+from colonnade.hardware.probes import collective
 from colonnade.run.move.library_sums import LibrarySums, can_sum
 
 DEVICES = [f"/device:CPU:{i}" for i in range(3)]

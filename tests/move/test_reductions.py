@@ -4,9 +4,9 @@ import keras
 import pytest
 
 import colonnade as cn
-from colonnade.hardware import collective, verdicts
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card
+from colonnade.hardware.probes import collective, verdicts
 from colonnade.run.move.reductions import LIBRARY, chosen
 
 DEVICES = ("/device:CPU:0", "/device:CPU:1")

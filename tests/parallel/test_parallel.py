@@ -36,6 +36,7 @@ def test_a_plus_b():
     assert where == {("0", "/device:CPU:0"), ("1", "/device:CPU:1")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "optimizer", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.01)]
 )

@@ -8,6 +8,7 @@ import tensorflow as tf
 import colonnade as cn
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [7, 2])
 def test_the_mean_is_that_of_all_examples(rows):
     keras.utils.set_random_seed(1)

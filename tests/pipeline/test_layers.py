@@ -32,6 +32,7 @@ def conv():
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("build", "x", "cut", "micro_batches"),
     [

@@ -10,7 +10,7 @@ from piped import X, Y, classify, mlp
 
 import colonnade as cn
 from colonnade.hardware.placement import short
-from colonnade.run.trace import subgraph
+from colonnade.run.trace_cut import subgraph
 
 
 def test_the_timeline_of_the_last_step():

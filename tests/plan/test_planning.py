@@ -1,9 +1,12 @@
+import json
+
 import keras
 import pytest
 import tensorflow as tf
 from workloads import cards, timed
 
 import colonnade as cn
+from colonnade.describe.timeline import Timeline
 from colonnade.run.plan import planning, workload
 
 
@@ -18,7 +21,7 @@ def test_a_workload_alone_is_planned_for_this_machine():
     assert plan.num_devices <= 2
 
 
-def test_a_loss_is_measured_and_its_plan_runs(monkeypatch):
+def test_a_loss_is_measured_and_its_plan_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(workload, "SECONDS", 0.02)
     w = tf.Variable([[0.0]])
 
@@ -29,10 +32,15 @@ def test_a_loss_is_measured_and_its_plan_runs(monkeypatch):
     plan = cn.plan(loss, keras.optimizers.SGD(0.01), x, 2 * x, keep={"data": 2})
     assert plan.layout == "2 replicas, shared"
     history = cn.Trainer(loss, keras.optimizers.SGD(0.01), plan=plan).fit(
-        (x, 2 * x), batch_size=8, steps=5, progress=False
+        (x, 2 * x), batch_size=8, steps=5, progress=False, logdir=tmp_path
     )
     assert history.predicted == plan.predicted
     assert history.seconds_per_step > 0
+    # The step that was simulated is drawn beside the real one.
+    foretold = Timeline.from_json((tmp_path / "predicted.json").read_text())
+    assert set(foretold.devices) == {"CPU:0", "CPU:1"}
+    assert {event.kind for event in foretold.events} >= {"forward", "backward"}
+    assert json.loads((tmp_path / "run.json").read_text())["predicted"]["step"] == plan.predicted.step
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from colonnade.run.keras_train.own_step import OwnStep
+from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 

@@ -17,16 +17,22 @@ def loss(x):
 
 
 @pytest.mark.parametrize(
-    "sync", [cn.Synchronous(), cn.Asynchronous(), cn.LocalSGD(2)], ids=lambda sync: type(sync).__name__
+    ("sync", "said"),
+    [
+        (cn.Synchronous(), "Synchronous()"),
+        (cn.Asynchronous(damping=True), "Asynchronous(damping=True)"),
+        (cn.LocalSGD(2), "LocalSGD(every=2)"),
+    ],
+    ids=lambda value: type(value).__name__,
 )
-def test_what_ran_where(tmp_path, sync):
+def test_what_ran_where(tmp_path, sync, said):
     trainer = cn.Trainer(loss, keras.optimizers.SGD(0.5), devices=2, sync=sync)
     trainer.fit((tf.ones([4, 3]),), batch_size=4, steps=2, logdir=tmp_path, progress=False)
     facts = json.loads((tmp_path / "run.json").read_text())
     assert facts["models"] == ["tower (Sequential)"]
     assert facts["parameters"] == {"variables": 2, "numbers": 4, "bytes": 16}
     assert facts["optimizer"]["settings"]["learning_rate"] == 0.5
-    assert facts["mode"]["sync"] == repr(sync)
+    assert facts["mode"]["sync"] == said
     assert facts["mode"]["batch"] == 4
     assert len(cn.Topology.from_json(json.dumps(facts["topology"]))) == 2
     assert sum(link["bytes"] for link in facts["links"]) == trainer.traffic() > 0

@@ -67,6 +67,16 @@ def test_without_a_folder_nothing_is_asked():
         log.advance(1, 1, ())
 
 
+def test_what_was_predicted_is_kept_until_a_fit_that_predicts_nothing(tmp_path):
+    timeline = Timeline.of([Event("CPU:0", 0.0, 1.0, "forward")])
+    with RunLog(tmp_path, dict, dict) as log:
+        log.predicted(timeline)
+        assert Timeline.from_json((tmp_path / "predicted.json").read_text()) == timeline
+        log.predicted(None)
+        assert not (tmp_path / "predicted.json").exists()
+        log.predicted(None)
+
+
 def test_a_timeline_is_kept(tmp_path):
     timeline = Timeline.of([Event("CPU:0", 0.0, 1.0, "forward")])
     with RunLog(tmp_path, dict, dict) as log:

@@ -13,9 +13,9 @@ import tensorflow as tf
 from examined import CHECKS, DEVICES, GIB, fails, outcome
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import collective, watchdog
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card
+from colonnade.hardware.probes import collective, watchdog
 from colonnade.run.move.reduce import reduce, spread
 from colonnade.run.selftest import movement, selftest
 from colonnade.run.selftest import report as reports
@@ -96,6 +96,7 @@ def test_placed_adds_and_the_collective_fail(ring, monkeypatch):
     assert movement.judge_collective(DEVICES, ring, "2").passed is False
 
 
+@pytest.mark.long
 def test_a_collective_is_asked_for_on_cards(monkeypatch, ring):
     lines = ("NCCL version 2.21.5+cuda12.5", "[]")
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring, printed=lines))

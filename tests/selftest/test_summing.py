@@ -4,8 +4,8 @@ import pytest
 from examined import DEVICES, fails, outcome
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import collective, verdicts, watchdog
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.probes import collective, verdicts, watchdog
 from colonnade.run.move.ring import ring_sums
 from colonnade.run.selftest import summing
 

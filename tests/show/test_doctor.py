@@ -3,8 +3,8 @@ import io
 from machines import machine
 from rich.console import Console
 
-from colonnade.hardware import doctor
-from colonnade.hardware.probe import TensorFlow
+from colonnade.hardware.doctors import doctor
+from colonnade.hardware.probes.probe import TensorFlow
 from colonnade.show.doctor import report
 
 

@@ -30,6 +30,7 @@ def run(arguments, fix=(), **options):
     return code, console.file.getvalue()
 
 
+@pytest.mark.long
 def test_a_crash_is_reported_with_the_end_of_its_log(here):
     """Six settings on four cards."""
     script = "import sys; x = int(sys.argv[1]); print('at work'); assert x != 3, 'three!'; print(f'loss={x}')"

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from colonnade.show.sweep_screen import SweepScreen, screen
 from colonnade.sweeps.board import BestTrial, Board, RunningTrial
-from colonnade.sweeps.ending import Ending
+from colonnade.sweeps.slots.ending import Ending
 
 
 def board():

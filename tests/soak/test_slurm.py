@@ -117,7 +117,7 @@ def _wait(until, folder, seconds=60):
 
 LOOKS = """
 import dataclasses, json, os
-from colonnade.describe.cluster import Cluster
+from colonnade.describe.clusters.cluster import Cluster
 cluster = Cluster.from_environment(os.environ)
 found = None if cluster is None else dataclasses.asdict(cluster)
 print(json.dumps([int(os.environ["SLURM_PROCID"]), found]))
@@ -209,7 +209,7 @@ def job_file():
 STOPS_ONCE = """
 import os, sys
 from pathlib import Path
-from colonnade.describe.cluster import Cluster
+from colonnade.describe.clusters.cluster import Cluster
 cluster = Cluster.from_environment(os.environ)
 cluster.check_private(os.environ)
 with Path(sys.argv[1]).open("a") as file:

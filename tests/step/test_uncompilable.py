@@ -38,6 +38,7 @@ def trained(loss, wanted, sync=None):
     return trainer.fit((X,), batch_size=4, epochs=1, progress=False, prove=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "sync", "said"),
     [

@@ -59,6 +59,7 @@ def test_muon_asks_for_keras_variables(sync):
         )
 
 
+@pytest.mark.long
 def test_muon_trains_keras_variables_as_on_one_device():
     def run(devices):
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(1)])

@@ -58,6 +58,7 @@ def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name)
     np.testing.assert_allclose(fast[1], plain[1], rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{"penalty": lambda: tf.constant(0.0)}, {"devices": ["CPU:1"], "variables": "partitioned"}],
@@ -86,6 +87,7 @@ def test_asynchronous_updates_too(monkeypatch, compilations):
         np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-12)
 
 
+@pytest.mark.long
 def test_large_float32_clipped_by_the_norm_of_all(monkeypatch, compilations):
     """The norm is a sum in another order: of a million numbers, to a millionth."""
     monkeypatch.setattr(xla, "LARGE", 2**18)

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from colonnade.sweeps.board import BestTrial, Board, RunningTrial, StudyState
-from colonnade.sweeps.ending import Ending
+from colonnade.sweeps.slots.ending import Ending
 
 
 def running(number, **params):

@@ -126,6 +126,7 @@ def test_what_a_program_had_printed_when_it_was_told_to_end_is_not_its_result(sw
     assert states(stopped.study) == ["WAITING"] * 2
 
 
+@pytest.mark.long
 def test_a_few_kills(tmp_path):
     """Some of what `make soak` does."""
     total = hunt(tmp_path / "hunt", 3, 1, trials=6)

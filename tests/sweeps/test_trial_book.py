@@ -6,9 +6,9 @@ import optuna
 import pytest
 
 from colonnade.sweeps import trial_book
-from colonnade.sweeps.ending import CUT, Ending
 from colonnade.sweeps.owner import SweepOwner
 from colonnade.sweeps.search import Search, categories, combinations
+from colonnade.sweeps.slots.ending import CUT, Ending
 from colonnade.sweeps.storage import open_storage
 from colonnade.sweeps.trial_book import TrialBook
 

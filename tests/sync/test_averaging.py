@@ -12,6 +12,7 @@ import colonnade as cn
 RNG = np.random.default_rng(1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("steps", [8, 10])
 def test_local_sgd_is_the_numpy_reference(steps):
     replicas, _ = numpy_local(steps, 3, 4, averaged)
@@ -40,6 +41,7 @@ def test_diloco_is_the_numpy_reference():
         np.testing.assert_allclose(own[0], expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_elastic_is_the_numpy_reference(alpha):
     def pull(replicas, centre):

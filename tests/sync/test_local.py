@@ -186,6 +186,7 @@ def test_a_nan_names_device_step_and_variable_and_nothing_is_applied(sync):
     assert np.isfinite(w.numpy()).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [*long(LOCAL[0]), LOCAL[1], *long(LOCAL[2])])
 def test_skipping_a_nan_leaves_that_step_out_on_all_replicas(sync):
     w, count, trainer, bad = poisoned(sync, "skip")

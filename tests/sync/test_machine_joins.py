@@ -27,6 +27,7 @@ def trained(sync, devices, steps=12, checkpoint=None, variables="auto"):
     return trainer, history, [p.numpy() for p in trainer.parameters]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variables", ["shared", "mirrored", "partitioned"])
 def test_one_machine_that_joins_itself_is_synchronous(variables):
     _, one, joined = trained(cn.LocalSGD(4, across="machines"), 2, variables=variables)
@@ -36,6 +37,7 @@ def test_one_machine_that_joins_itself_is_synchronous(variables):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_the_outer_optimizer_does_what_it_does_for_one_replica():
     _, _, joined = trained(cn.DiLoCo(4, across="machines"), 1)
     _, _, local = trained(cn.DiLoCo(4), 1)
@@ -51,6 +53,7 @@ def test_a_fit_ends_with_a_join_and_a_join_is_not_made_twice():
         assert (one == other.numpy()).all()
 
 
+@pytest.mark.long
 def test_what_was_saved_goes_on_as_if_it_had_not_been_cut(tmp_path):
     sync = cn.DiLoCo(4, across="machines")
     _, _, whole = trained(sync, 2, checkpoint=cn.Checkpoint(tmp_path / "whole", every=4))

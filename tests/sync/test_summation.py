@@ -8,7 +8,7 @@ from families import long
 from partitions import Executed
 
 import colonnade as cn
-from colonnade.hardware import collective
+from colonnade.hardware.probes import collective
 from colonnade.run.move import reductions
 
 RNG = np.random.default_rng(0)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from colonnade.describe.breakdown import HOST
-from colonnade.describe.timeline import Event
+from colonnade.describe.waits import EDGE, HOST, OTHER_MACHINES, PROGRAM
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
 from colonnade.run.trace.op_timeline import Places, op_timeline
 
@@ -73,10 +72,16 @@ def test_replicas_reduction_update_and_input():
 
 def test_waiting_fills_what_is_left():
     timeline = op_timeline(ops(*step(0.0)), TWO)
-    assert found(timeline, "waiting") == [
-        ("CPU:0", "waiting", 1, 5.1, 6.2),
-        ("CPU:1", "waiting", 1, 6.1, 7.0),
-        ("CPU:0", "waiting", 1, 6.4, 6.5),
+    waits = [e for e in timeline.events if e.kind == "waiting"]
+    assert {event.step for event in waits} == {1}
+    assert [(e.device, e.cause, round(e.start, 6), round(e.end, 6)) for e in waits] == [
+        ("CPU:0", "CPU:1", 5.1, 6.1),
+        ("CPU:0", PROGRAM, 6.1, 6.2),
+        ("CPU:1", PROGRAM, 6.1, 6.2),
+        ("CPU:1", "reduction", 6.2, 6.4),
+        ("CPU:0", PROGRAM, 6.4, 6.5),
+        ("CPU:1", PROGRAM, 6.4, 6.5),
+        ("CPU:1", "update", 6.5, 7.0),
     ]
     for device in TWO.devices:
         own = [event for event in timeline.events if event.device == device]
@@ -121,25 +126,47 @@ def test_tasks_of_a_pipeline():
     ]
 
 
-def test_marks_of_devices_that_do_not_wait_for_each_other():
+def test_devices_that_do_not_wait_for_each_other_wait_for_updates_input_and_saves():
     rows = [
         ("slice CPU:0 3", MARK, 0.0, 1.0),
+        ("slice CPU:1 3", MARK, 0.0, 1.2),
         ("update CPU:0 3 64", MARK, 1.0, 1.5),
-        ("slice CPU:1 3", MARK, 0.0, 2.0),
-        ("update CPU:1 3 64", MARK, 2.0, 2.5),
-        ("slice CPU:0 4", MARK, 1.5, 3.0),
-        ("checkpoint 4", MARK, 2.6, 2.9),
+        ("update CPU:1 3 64", MARK, 1.5, 2.0),
+        ("queue CPU:0", MARK, 1.6, 3.0),
+        ("queue CPU:1", MARK, 2.0, 3.5),
+        ("", FETCH, 1.8, 2.9, 4096),
+        ("checkpoint 4", MARK, 3.1, 3.4),
+        ("slice CPU:0 4", MARK, 3.0, 5.0),
+        ("slice CPU:1 4", MARK, 3.5, 4.0),
         ("something else", MARK, 0.0, 9.0),
     ]
-    timeline = op_timeline(ops(*rows), TWO)
-    assert [e for e in timeline.events if e.kind != "waiting"] == [
-        Event("CPU:0", 0.0, 1.0, "compute", step=3),
-        Event("CPU:1", 0.0, 2.0, "compute", step=3),
-        Event("CPU:0", 1.0, 1.5, "update", step=3),
-        Event("CPU:0", 1.5, 3.0, "compute", step=4),
-        Event("CPU:1", 2.0, 2.5, "update", step=3, bytes=64, link="CPU:1 -> CPU:0"),
-        Event(HOST, 2.6, 2.9, "checkpoint", step=4),
+    timeline = op_timeline(ops(*rows), Places(["CPU:0", "CPU:1"], free=True))
+    assert [(e.device, e.cause, e.start, e.end) for e in timeline.events if e.kind == "waiting"] == [
+        ("CPU:1", "update", 1.2, 1.5),
+        ("CPU:0", "update", 1.5, 1.8),
+        ("CPU:0", "input", 1.8, 2.9),
+        ("CPU:1", "input", 2.0, 2.9),
+        ("CPU:0", PROGRAM, 2.9, 3.0),
+        ("CPU:1", PROGRAM, 2.9, 3.1),
+        ("CPU:1", "checkpoint", 3.1, 3.4),
+        ("CPU:1", PROGRAM, 3.4, 3.5),
+        ("CPU:1", EDGE, 4.0, 5.0),
     ]
+    assert timeline.breakdown().waited_for["CPU:0"] == pytest.approx(
+        {"update": 0.3, "input": 1.1, PROGRAM: 0.1}
+    )
+
+
+def test_what_was_fetched_for_the_first_step_belongs_to_it_and_the_end_of_data_is_no_input():
+    rows = [
+        ("", FETCH, 0.0, 1.0, 64),
+        ("replica_0_on_CPU_0/MatMul", "MatMul", 1.0, 2.0),
+        ("", FETCH, 1.5, 1.6, 0),
+        ("", FETCH, 2.1, 2.2, 64),
+    ]
+    timeline = op_timeline(ops(*rows), Places(["CPU:0"]))
+    assert [(e.start, e.end) for e in timeline.events if e.kind == "input"] == [(0.0, 1.0)]
+    assert timeline.breakdown().waited_for == {"CPU:0": {"input": 1.0}}
 
 
 def test_a_loop_of_the_users_own_makes_no_steps():
@@ -155,3 +182,18 @@ def test_names_of_the_users_own_mean_nothing_inside_a_replica():
 
 def test_nothing_at_all():
     assert op_timeline([], TWO).events == ()
+
+
+def test_messages_between_machines_are_of_the_host_and_waited_for():
+    rows = [
+        ("replica_0_on_CPU_0/MatMul", "MatMul", 0.0, 1.0),
+        ("while/machines_7_bytes_64", "CollectiveReduceV2", 1.0, 3.0),
+        ("while/machines_7_bytes_64", "CollectiveReduceV2", 1.5, 3.0),  # TensorFlow records its start twice
+        ("update_0/StatefulPartitionedCall/adam/mul", "Mul", 3.0, 4.0),
+    ]
+    timeline = op_timeline(ops(*rows), Places(["CPU:0"]))
+    (message,) = [e for e in timeline.events if e.kind == "reduction"]
+    assert (message.device, message.start, message.end, message.bytes) == (HOST, 1.0, 3.0, 64)
+    breakdown = timeline.breakdown()
+    assert breakdown.waited_for == {"CPU:0": {OTHER_MACHINES: 2.0}}
+    assert breakdown.advice()[0].startswith("other machines: 50% of the time")

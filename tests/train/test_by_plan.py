@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.describe.plan import Plan, Prediction
+from colonnade.describe.timeline import Event, Timeline
 from colonnade.run.train import by_plan
 
 EXPECTED = Prediction(1e-6, 1.0, 1.0, 0, 0, 0)  # which no step can keep
@@ -110,3 +111,12 @@ def test_another_pipeline_than_that_of_the_plan_is_refused():
 def test_plans_that_make_no_pipeline(options, said):
     with pytest.raises(cn.InvalidArgument, match=said):
         cn.Pipeline([tf.identity, tf.identity], **options)
+
+
+def test_what_was_predicted_has_the_names_of_devices_here():
+    moved = {"kind": "reduction", "bytes": 8, "link": "device 1 -> device 0"}
+    plan = Plan(batch=8, data=2, timeline=Timeline.of([Event("device 1", 0.0, 1.0, **moved)]))
+    (event,) = by_plan.predicted(plan).events
+    assert (event.device, event.link, event.bytes) == ("CPU:1", "CPU:1 -> CPU:0", 8)
+    assert by_plan.predicted(None) is None
+    assert by_plan.predicted(Plan(batch=8)) is None

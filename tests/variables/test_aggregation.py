@@ -214,7 +214,7 @@ def test_state_follows_the_word_of_its_variable(variables):
     assert_same(found, expected)  # slices of one size, so the mean of their means is that of the batch
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sync",
     [

@@ -240,6 +240,7 @@ def test_convolutions_by_data_and_wide_layers_by_width():
         assert places == {f"/device:CPU:{i}" for i in range(4)}
 
 
+@pytest.mark.long
 def test_work_on_a_device_has_its_gradient_there():
     x, y = tf.constant([2.0]), tf.constant([1, 2])
 

@@ -15,6 +15,7 @@ def ruled(dense, split, **rules):
     return keras.Sequential([keras.Input([7]), dense(8, "tanh", **rules, **options), keras.layers.Dense(2)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("split", ["columns", "rows"])
 def test_regularisers_and_constraints_are_those_of_the_whole(split):
     rng = np.random.default_rng(0)

@@ -39,10 +39,10 @@ def devices(
         if topology is not None or machine is not None:
             problem = Problem("--measure", True, "is for this machine", "Leave --topology and --machine out")
             raise InvalidArgument("colonnade devices", [problem])
-        from colonnade.hardware.measure import measured
+        from colonnade.hardware.probes.measure import measured
 
-        found = measured(_machine(None))
-        print_either(as_json, json.loads(found.to_json()), show.figures(found))
+        figures = measured(_machine(None))
+        print_either(as_json, json.loads(figures.to_json()), show.figures(figures))
         return
     if topology is not None:
         pasted = Topology.from_text(text_of(topology))
@@ -64,8 +64,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine; exit code 1 if something keeps work from starting."""
-    from colonnade.hardware.doctor import examine, examine_cards
-    from colonnade.hardware.probe import probe
+    from colonnade.hardware.doctors.doctor import examine, examine_cards
+    from colonnade.hardware.probes.probe import probe
     from colonnade.show.doctor import report
 
     described = _machine(machine)

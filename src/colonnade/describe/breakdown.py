@@ -1,26 +1,25 @@
 """Where the time of a timeline went: by device and kind, what devices waited for, and what would help."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+from colonnade.describe.device_order import in_order
+from colonnade.describe.spans import Span, length, merged, without
+from colonnade.describe.waits import BOUND, COMPUTE, HOST, OTHER_MACHINES, PROGRAM, blamed
 
 if TYPE_CHECKING:
     from colonnade.describe.timeline import Event
 
 # In the order in which a step has them. Where two run at once on a device, the first of WORK counts.
 KINDS = ("input", "forward", "backward", "compute", "reduction", "update", "checkpoint", "waiting")
-COMPUTE = ("forward", "backward", "compute")  # the last where the two are not told apart
 WORK = (*COMPUTE, "reduction", "update", "checkpoint", "input")
-HOST = "host"  # what no device does: input and checkpoints
-PROGRAM = "the program between steps"
 # A part of the time from which on something is worth a word.
 MUCH = 0.1
-# A device that takes so many times as long as the median is slow.
-SLOW = 1.15
-
-Span = tuple[float, float]
+# A device that takes so many times as long for a slice as others is slow.
+SLOW = 1.25
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,17 @@ class Breakdown:
     seconds: Mapping[str, Mapping[str, float]]  # by device and kind; each device's add up to the span
     waited_for: Mapping[str, Mapping[str, float]]  # by device: a device, a kind, or the program
     staged: bool  # whether it is of a pipeline
-    host: Mapping[str, float]  # of input and checkpoints, whether or not anybody waited
+    host: Mapping[str, float]  # of input, checkpoints and messages, whether or not anybody waited
+    paces: Mapping[str, float]  # by device: seconds in which it computes a slice, undisturbed
 
     @classmethod
     def of(cls, events: Iterable["Event"]) -> "Breakdown":
-        known = list(events)
-        begin = min((event.start for event in known), default=0.0)
-        end = max((event.end for event in known), default=0.0)
-        devices = [d for d in dict.fromkeys(event.device for event in known) if d != HOST]
+        events = list(events)
+        begin = min((event.start for event in events), default=0.0)
+        end = max((event.end for event in events), default=0.0)
+        devices = [d for d in dict.fromkeys(event.device for event in events) if d != HOST]
         by_kind: dict[str, dict[str, list[Span]]] = {
-            device: _spans(event for event in known if event.device == device) for device in (*devices, HOST)
+            device: _spans(event for event in events if event.device == device) for device in (*devices, HOST)
         }
         busy = {device: merged(s for spans in by_kind[device].values() for s in spans) for device in devices}
         seconds, waited = {}, {}
@@ -58,21 +58,24 @@ class Breakdown:
             taken: list[Span] = []
             for kind in (*WORK, *(k for k in by_kind[device] if k not in WORK)):
                 fresh = without(merged(by_kind[device].get(kind, ())), taken)
-                row[kind], taken = _length(fresh), merged([*taken, *fresh])
+                row[kind], taken = length(fresh), merged([*taken, *fresh])
             idle = without([(begin, end)], busy[device])
-            row["waiting"] = _length(idle)
+            row["waiting"] = length(idle)
             seconds[device] = {kind: amount for kind, amount in row.items() if amount > 0}
-            waited[device] = _blamed(device, idle, by_kind, busy)
-        steps = {event.step for event in known if event.step is not None}
-        host = {kind: _length(merged(spans)) for kind, spans in by_kind[HOST].items()}
-        staged = any(event.stage is not None for event in known)
-        return cls(end - begin, len(steps), seconds, waited, staged, host)
+            known = _known(event for event in events if event.device == device)
+            blame = blamed(device, idle, by_kind, known)
+            waited[device] = {cause: length(spans) for cause, spans in blame.items()}
+        steps = {event.step for event in events if event.step is not None}
+        host = {kind: length(merged(spans)) for kind, spans in by_kind[HOST].items()}
+        staged = any(event.stage is not None for event in events)
+        paces = {device: _pace(by_kind[device]) for device in devices}
+        return cls(end - begin, len(steps), seconds, waited, staged, host, paces)
 
     @property
     def kinds(self) -> list[str]:
         """The kinds that take any time, in the order of a step."""
-        found = {kind for row in self.seconds.values() for kind in row}
-        return [*(kind for kind in KINDS if kind in found), *sorted(found - set(KINDS))]
+        there = {kind for row in self.seconds.values() for kind in row}
+        return [*(kind for kind in KINDS if kind in there), *sorted(there - set(KINDS))]
 
     def part(self, kind: str) -> float:
         """The part of all devices' time that goes into a kind."""
@@ -86,13 +89,18 @@ class Breakdown:
 
     @property
     def slow(self) -> str | None:
-        """A device that computes much longer than most."""
-        work = {d: sum(row.get(kind, 0.0) for kind in COMPUTE) for d, row in self.seconds.items()}
-        if len(work) < 2:
+        """A device that computes much longer than most; none of a pipeline, whose stages differ."""
+        return self._slow[0] if self._slow else None
+
+    @property
+    def _slow(self) -> tuple[str, float] | None:
+        """The device, and how many times as long it takes."""
+        paces = {device: pace for device, pace in self.paces.items() if pace}
+        if len(paces) < 2 or self.staged:
             return None
-        slowest = max(work, key=lambda device: work[device])
-        others = median(amount for device, amount in work.items() if device != slowest)
-        return slowest if others and work[slowest] > SLOW * others else None
+        slowest = max(paces, key=lambda device: paces[device])
+        others = median(pace for device, pace in paces.items() if device != slowest)
+        return (slowest, paces[slowest] / others) if others and paces[slowest] > SLOW * others else None
 
     def advice(self) -> list[str]:
         """What would help, the largest matter first; nothing where no matter is large."""
@@ -100,6 +108,14 @@ class Breakdown:
             (self.waiting_for("input"), "input: {} of the time; prefetch, or cache behind the map"),
             (self.waiting_for("checkpoint"), "checkpoints: {} of the time; save less often"),
             (sum(self.waiting_for(device) for device in self.seconds), self._of_waiting()),
+            (
+                self.waiting_for(OTHER_MACHINES),
+                "other machines: {} of the time; larger batches, or cn.LocalSGD(across='machines')",
+            ),
+            (
+                self.waiting_for(BOUND),
+                "staleness: {} of the time devices may not read yet; a larger max_staleness lets them",
+            ),
             (
                 self.part("reduction") + self.waiting_for("reduction"),
                 "reduction: {} of the time; larger batches, or cn.LocalSGD, which reduces less often",
@@ -129,8 +145,9 @@ class Breakdown:
         if not self.seconds:
             return ["Nothing was recorded."]
         steps = f"{self.num_steps} steps" if self.num_steps > 1 else "One step"
-        each = f", {self.span / self.num_steps * 1e3:.3g} ms each" if self.num_steps > 1 else ""
-        said = [f"{steps} in {self.span * 1e3:.3g} ms{each}, on {len(self.seconds)} devices."]
+        each = f", {_time(self.span / self.num_steps)} each" if self.num_steps > 1 else ""
+        devices = f"{len(self.seconds)} device{'s' * (len(self.seconds) > 1)}"
+        said = [f"{steps} in {_time(self.span)}{each}, on {devices}."]
         parts = [(kind, self.part(kind)) for kind in self.kinds if self.part(kind) >= 0.005]
         said.append("Of the devices' time: " + ", ".join(f"{kind} {part:.0%}" for kind, part in parts) + ".")
         reasons: dict[str, float] = defaultdict(float)
@@ -143,14 +160,18 @@ class Breakdown:
                 "They waited for " + ", ".join(f"{what} ({part:.0%})" for what, part in most if part >= 0.01)
             )
             said[-1] += "."
+        if self._slow:
+            said.append(
+                f"{self._slow[0]} is slow: it computes {self._slow[1]:.2g} times as long as the others."
+            )
         return [*said, *(f"{words[0].upper()}{words[1:]}." for words in self.advice())]
 
     def __str__(self) -> str:
         """The table, and under it the words."""
         head = ["device", *self.kinds]
         rows = [
-            [d, *(f"{row.get(k, 0.0) / self.span:.0%}" if self.span else "" for k in self.kinds)]
-            for d, row in sorted(self.seconds.items())
+            [d, *(f"{self.seconds[d].get(k, 0.0) / self.span:.0%}" if self.span else "" for k in self.kinds)]
+            for d in in_order(self.seconds)
         ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = [
@@ -163,6 +184,10 @@ class Breakdown:
         return "\n".join([*lines, "", *self.sentences()])
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
 def _spans(events: Iterable["Event"]) -> dict[str, list[Span]]:
     """By kind; a recorded wait is no work."""
     spans: dict[str, list[Span]] = defaultdict(list)
@@ -172,77 +197,19 @@ def _spans(events: Iterable["Event"]) -> dict[str, list[Span]]:
     return spans
 
 
-def _blamed(
-    device: str,
-    idle: Sequence[Span],
-    by_kind: Mapping[str, Mapping[str, Sequence[Span]]],
-    busy: Mapping[str, Sequence[Span]],
-) -> dict[str, float]:
-    """What ran meanwhile: a save, another device that computes, a reduction, an update, the input."""
-    others = [other for other in busy if other != device]
+def _pace(by_kind: Mapping[str, Iterable[Span]]) -> float:
+    """Seconds for a slice, there and back: a slow device may have had fewer slices than others.
 
-    def elsewhere(kinds: Sequence[str]) -> list[Span]:
-        return merged(s for other in others for kind in kinds for s in by_kind[other].get(kind, ()))
-
-    compute = {other: merged(s for kind in COMPUTE for s in by_kind[other].get(kind, ())) for other in others}
-    # A slower device is waited for to its end, so it comes first where several compute.
-    by_end = sorted(others, key=lambda other: -_length(compute[other]))
-    reasons: list[tuple[str, list[Span]]] = [
-        ("checkpoint", merged(by_kind[HOST].get("checkpoint", ()))),
-        *((other, compute[other]) for other in by_end),
-        ("reduction", elsewhere(["reduction"])),
-        ("update", elsewhere(["update"])),
-        ("input", merged(by_kind[HOST].get("input", ()))),
-    ]
-    blamed: dict[str, float] = {}
-    left = list(idle)
-    for what, spans in reasons:
-        rest = without(left, spans)
-        amount = _length(left) - _length(rest)
-        if amount > 1e-12:
-            blamed[what] = amount
-        left = rest
-    if _length(left) > 1e-12:
-        blamed[PROGRAM] = _length(left)
-    return blamed
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The times in which at least one of some spans ran, in order.
-
-    >>> merged([(2, 3), (0, 1), (0.5, 2)])
-    [(0, 3)]
+    A quarter of its slices took less: what else a machine does makes some of them longer, and none shorter.
     """
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
+    each = [sorted(end - start for start, end in by_kind.get(kind, ())) for kind in COMPUTE]
+    return sum(seconds[len(seconds) // 4] for seconds in each if seconds)
 
 
-def without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span]:
-    """What is left of ordered spans when others, ordered too, are cut out.
-
-    >>> without([(0, 10)], [(1, 2), (9, 12)])
-    [(0, 1), (2, 9)]
-    """
-    left = []
-    first = 0
-    for start, end in spans:
-        while first < len(taken) and taken[first][1] <= start:
-            first += 1
-        at = first
-        while at < len(taken) and taken[at][0] < end:
-            if taken[at][0] > start:
-                left.append((start, taken[at][0]))
-            start = max(start, taken[at][1])
-            at += 1
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(end - start for start, end in spans)
+def _known(events: Iterable["Event"]) -> dict[str, list[Span]]:
+    """The waits that say what they are for."""
+    known: dict[str, list[Span]] = defaultdict(list)
+    for event in events:
+        if event.kind == "waiting" and event.cause is not None:
+            known[event.cause].append((event.start, event.end))
+    return known

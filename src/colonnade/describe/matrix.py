@@ -102,8 +102,8 @@ def read(text: str, p2p: str | None = None) -> Matrix:
     if cards - set(numbers) or (peers is not logged and cards != set(numbers)):
         rule = f"tells peer access of cards {_listed(cards)}, and the links are for {_listed(numbers)}"
         raise _refuse(where, p2p or text, rule, "Take both from the same machine")
-    told = tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers)
-    return Matrix(names, kinds, told, numa, adapters)
+    reachable = tuple(tuple(peers.get((i, j)) for j in numbers) for i in numbers)
+    return Matrix(names, kinds, reachable, numa, adapters)
 
 
 def _listed(numbers: Iterable[int]) -> str:

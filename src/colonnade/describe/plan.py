@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from colonnade.describe import fields, plan_text
 from colonnade.describe.fields import FLAG, NUMBER, TEXT, Rule, one_of, optional, whole_from
-from colonnade.describe.html import paragraphs, size, table
+from colonnade.describe.pictures.html import paragraphs, size, table
+from colonnade.describe.timeline import Timeline
 from colonnade.errors import Problem, check, is_whole
 
 VERSION = 1
@@ -16,6 +17,7 @@ SHARDABLE = ("slots", "gradients", "parameters")
 # `order` is that of the engine: the tree of `transfers.reduction` on links, a star where copies cost nothing.
 # `host`: the processor adds up gradients and keeps the parameters, as a parameter server.
 REDUCTIONS = ("order", "ring", "tree", "scatter", "hierarchical", "host")
+SHOWN = 5  # layouts in a notebook; the others are folded away
 FIX = "Take the plan that cn.plan() returned"
 
 
@@ -117,6 +119,8 @@ class Plan:
     predicted: Prediction | None = None
     advice: str = ""
     candidates: tuple[Candidate, ...] = ()
+    # Of a step as it was simulated; JSON does not have it.
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("devices", "sharded", "candidates", "layers"):
@@ -165,9 +169,15 @@ class Plan:
     def _repr_html_(self) -> str:
         """The advice, and what was looked at, for notebooks."""
         head = ["layout", "ms per step", "examples/s", "of as many devices", "memory"]
-        looked_at = [(self.layout, self.predicted), *((c.layout, c.predicted) for c in self.candidates)]
-        rows = [[layout, *_figures(predicted)] for layout, predicted in looked_at]
-        return paragraphs([self.advice] if self.advice else []) + table(head, rows, title="Plan")
+        looked_at = [(self.layout, self.predicted, "the plan")]
+        looked_at += [(c.layout, c.predicted, c.reason) for c in self.candidates]
+        rows = [[layout, *_figures(predicted)] for layout, predicted, _ in looked_at]
+        best = table(head, rows[:SHOWN], title="Plan")
+        if len(rows) > 1:
+            every = [[*row, why] for row, (_, _, why) in zip(rows, looked_at, strict=True)]
+            best += f"<details><summary>all {len(rows)} layouts, and why not</summary>"
+            best += f"{table([*head, ''], every)}</details>"
+        return paragraphs([self.advice] if self.advice else []) + best
 
     @property
     def not_runnable(self) -> str:
@@ -199,7 +209,9 @@ class Plan:
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
-        return json.dumps({"version": VERSION, **asdict(self)})
+        plain = asdict(replace(self, timeline=None))
+        del plain["timeline"]
+        return json.dumps({"version": VERSION, **plain})
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -209,6 +221,9 @@ class Plan:
         candidates = plain.get("candidates", [])
         listed = candidates if isinstance(candidates, list) else []
         wrong = [*fields.strangers(cls, plain)]
+        if "timeline" in plain:
+            rule = "is no field here: a timeline has a file of its own"
+            wrong.append(Problem("timeline", fields.shown(plain["timeline"]), rule, "Leave it out"))
         if not isinstance(candidates, list):
             wrong.append(Problem("candidates", fields.shown(candidates), "must be a list", FIX))
         wrong += _strange_prediction(plain.get("predicted"), "predicted.")

@@ -106,10 +106,10 @@ def read_run(path: str | Path, where: str = "report()") -> Run:
         raise InvalidArgument(where, [_no_run(folder)])
     flaws: list[str] = []
     facts = _facts(folder, names, where, flaws)
-    found = _lines(folder, METRICS, names, flaws)
-    dated = [line for line in found if number(line.get("step")) is not None]
-    if len(dated) < len(found):
-        flaws.append(f"{METRICS}: {len(found) - len(dated)} lines without a step are left out")
+    read_lines = _lines(folder, METRICS, names, flaws)
+    dated = [line for line in read_lines if number(line.get("step")) is not None]
+    if len(dated) < len(read_lines):
+        flaws.append(f"{METRICS}: {len(read_lines) - len(dated)} lines without a step are left out")
     lines, repeated = _latest(dated)
     if repeated:
         flaws.append(f"{METRICS}: {repeated} lines are of steps that were made again later, and are left out")

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from colonnade.describe.breakdown import Breakdown, merged
-from colonnade.describe.drawings import boxes
-from colonnade.describe.html import bars, paragraphs
+from colonnade.describe.breakdown import Breakdown
+from colonnade.describe.device_order import in_order
+from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.html import bars, paragraphs
+from colonnade.describe.spans import merged
 from colonnade.errors import Problem, check
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.
 _COLOURS = {"forward": "good", "backward": "bad"}
 # What a trace tells of an event beside its times.
-_TOLD = ("stage", "micro_batch", "replica", "bytes", "step", "bucket", "link")
+_TOLD = ("stage", "micro_batch", "replica", "bytes", "step", "bucket", "link", "cause")
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,14 @@ class Event:
     step: int | None = None
     bucket: int | None = None  # of a reduction: which of its messages
     link: str | None = None  # of what is moved: from where to where, such as CPU:1 -> CPU:0
+    cause: str | None = None  # of waiting: what for, a device, a kind of work or a few words
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Events in the order of their start.
 
@@ -107,10 +110,14 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """In a notebook: the picture, the parts of the time, and the words."""
-        found, devices = self.breakdown(), in_order(self.devices)
-        rows = {device: found.seconds[device] for device in devices if device in found.seconds}
+        breakdown, devices = self.breakdown(), in_order(self.devices)
+        rows = {device: breakdown.seconds[device] for device in devices if device in breakdown.seconds}
         picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, found.span)}{paragraphs(found.sentences())}"
+        return f"{picture}{bars(rows, breakdown.span, breakdown.host)}{paragraphs(breakdown.sentences())}"
+
+    def __repr__(self) -> str:
+        """Short, also inside of a history: the events are many."""
+        return f"<Timeline: {len(self.events)} events, {len(self.devices)} lines, {self.span * 1e3:.4g} ms>"
 
     def to_json(self) -> str:
         """As JSON, for `from_json`."""
@@ -151,20 +158,6 @@ class Timeline:
             for event in self.events
         ]
         return json.dumps({"traceEvents": [*names, *tasks], "displayTimeUnit": "ms"})
-
-
-def in_order(devices: Iterable[str]) -> list[str]:
-    """Devices by kind and number.
-
-    >>> in_order(["CPU:10", "CPU:2"])
-    ['CPU:2', 'CPU:10']
-    """
-
-    def parts(device: str) -> tuple[str, int]:
-        kind, _, number = device.rpartition(":")
-        return (kind, int(number)) if number.isdigit() else (device, -1)
-
-    return sorted(devices, key=parts)
 
 
 def label(event: Event) -> str:

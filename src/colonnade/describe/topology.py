@@ -259,7 +259,7 @@ class Topology:
     def _repr_html_(self) -> str:
         """In a notebook: the devices, and the kinds of links between them."""
         # Only here: whoever reasons about machines shall not wait for what draws them.
-        from colonnade.describe.html import network, table
+        from colonnade.describe.pictures.html import network, table
 
         names = [device.name for device in self.devices]
         pairs = {

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from colonnade.describe.address import HOST, is_ip
+from colonnade.describe.clusters.address import HOST, is_ip
 from colonnade.describe.fields import shown
 from colonnade.errors import InvalidArgument, Problem
 
@@ -35,14 +35,14 @@ def hosts(text: str) -> tuple[Host, ...]:
     ['a', 'me@b', 'fd00::1']
     """
     problems: list[Problem] = []
-    found = [host for part in text.split(",") for host in _host(part.strip(), problems)]
-    for name in dict.fromkeys(host.name for host in found):
-        if sum(host.name == name for host in found) > 1:
+    named = [host for part in text.split(",") for host in _host(part.strip(), problems)]
+    for name in dict.fromkeys(host.name for host in named):
+        if sum(host.name == name for host in named) > 1:
             rule = f"{name} is there more than once"
             problems.append(Problem("--machines", shown(text), rule, "For several workers on one: --local 2"))
     if problems:
         raise InvalidArgument("run", problems)
-    return tuple(found)
+    return tuple(named)
 
 
 def _host(text: str, problems: list[Problem]) -> Iterator[Host]:

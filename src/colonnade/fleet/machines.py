@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from colonnade.describe import fence
-from colonnade.describe.address import is_loopback
-from colonnade.describe.slurm_step import PORTS
+from colonnade.describe.clusters import fence
+from colonnade.describe.clusters.address import is_loopback
+from colonnade.describe.clusters.slurm_step import PORTS
 from colonnade.errors import LeaseTimeout, Problem, check
 from colonnade.fleet import launch, remote_shell
 from colonnade.fleet.hosts import Host, hosts

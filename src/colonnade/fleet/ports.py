@@ -4,7 +4,7 @@ import random
 import socket
 from contextlib import ExitStack
 
-from colonnade.describe.slurm_step import PORTS
+from colonnade.describe.clusters.slurm_step import PORTS
 
 
 def free(count: int = 1) -> list[int]:
@@ -12,17 +12,17 @@ def free(count: int = 1) -> list[int]:
 
     At random, because between this moment and the start of a server another launcher may look as well.
     """
-    found: list[int] = []
+    ports: list[int] = []
     with ExitStack() as held:  # until all are found, so that none is found twice
         for port in random.sample(PORTS, len(PORTS)):
-            if len(found) == count:
-                return found
+            if len(ports) == count:
+                return ports
             try:
                 held.enter_context(_bound(port))
             except OSError:
                 continue
-            found.append(port)
-    raise OSError(f"of the ports {PORTS.start} to {PORTS.stop - 1}, only {len(found)} are free")
+            ports.append(port)
+    raise OSError(f"of the ports {PORTS.start} to {PORTS.stop - 1}, only {len(ports)} are free")
 
 
 def _bound(port: int) -> socket.socket:

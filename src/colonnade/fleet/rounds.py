@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colonnade import __version__
-from colonnade.describe.address import joined
-from colonnade.describe.cluster import GENERATION, MACHINES, Cluster
-from colonnade.describe.tf_config import NAME as TF_CONFIG
+from colonnade.describe.clusters.address import joined
+from colonnade.describe.clusters.cluster import GENERATION, MACHINES, Cluster
+from colonnade.describe.clusters.tf_config import NAME as TF_CONFIG
 from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.fleet import ports
 from colonnade.fleet.far_end import REFUSED

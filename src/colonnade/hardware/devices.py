@@ -13,9 +13,10 @@ import tensorflow as tf
 from colonnade.describe.topology import Topology
 from colonnade.errors import AlreadyStarted, InvalidArgument, Problem, check
 from colonnade.hardware import cards as nvml
-from colonnade.hardware import gpu, joining, onednn
+from colonnade.hardware import gpu, onednn
 from colonnade.hardware.allocator import keep_blocks
 from colonnade.hardware.cards import Card
+from colonnade.hardware.clusters import joining
 from colonnade.hardware.layout import CONTEXT, Layout, Request, is_count, leased, listed, plan
 
 # What TensorFlow was started with, if setup() did it.

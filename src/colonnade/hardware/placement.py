@@ -13,7 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from colonnade.describe import html
+from colonnade.describe.pictures import html
 from colonnade.errors import PlacementError
 from colonnade.hardware.profile import profile
 
@@ -94,7 +94,7 @@ class Placement:
         phases = list(dict.fromkeys(row.phase for row in self.ops))
         counts = Counter((row.actual, row.phase) for row in self.ops)
         summary = [[short(d), *(counts[d, phase] for phase in phases)] for d in self.devices()]
-        found = html.table(["ops by device", *phases], summary)
+        table = html.table(["ops by device", *phases], summary)
         moved = [
             f"{row.op} was asked for on {short(row.asked)} and ran on {short(row.actual)}."
             for row in self.moved
@@ -107,7 +107,7 @@ class Placement:
         fold = (
             f"<details><summary>{len(every)} ops and accesses to variables</summary>{all_of_them}</details>"
         )
-        return found + html.paragraphs(moved) + fold
+        return table + html.paragraphs(moved) + fold
 
     def __str__(self) -> str:
         console = Console(width=120, highlight=False)

@@ -15,7 +15,7 @@ as a compiled function, is two events, one at its start and one at its end, with
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,24 @@ def mark(words: str) -> AbstractContextManager[Any]:
     return around
 
 
+def note(words: str, moment: Any) -> None:
+    """While something is recorded: a moment that a graph noted, an event of this name (see `noted`)."""
+    if Recording.is_under_way():
+        with mark(f"{words} {float(moment)!r} {time.time()!r}"):
+            pass
+
+
+def noted(ops: Iterable[ProfiledOp]) -> list[tuple[str, float, ProfiledOp]]:
+    """The words, the moment and the event of each note, the moment by the clock of the profiler.
+
+    A note tells the time at which it was made, by the clock of the graph, and was recorded no sooner. So
+    the least difference between its two times, of all notes, is that of the clocks.
+    """
+    notes = [(op.name.rsplit(" ", 2), op) for op in ops]
+    ahead = min((op.start - float(made) for (_, _, made), op in notes), default=0.0)
+    return [(words, float(moment) + ahead, op) for (words, moment, _), op in notes]
+
+
 def _ops(space: bytes) -> Iterator[ProfiledOp]:
     for plane in map(_fields, _fields(space)[1]):
         names, figures = _names(plane[4]), _names(plane[5])
@@ -115,8 +133,8 @@ def _ops(space: bytes) -> Iterator[ProfiledOp]:
                 elif name == BEGUN:
                     begun[_told(event, figures).get("_p")].append(start)
                 elif name == DONE:
-                    told = _told(event, figures)
-                    ended.append((told.get("_c"), told.get("name", ""), told.get("kernel_type", ""), end))
+                    facts = _told(event, figures)
+                    ended.append((facts.get("_c"), facts.get("name", ""), facts.get("kernel_type", ""), end))
                 else:
                     # Other events have no such name.
                     node, colon, op = name.rpartition(":")
@@ -131,24 +149,24 @@ def _ops(space: bytes) -> Iterator[ProfiledOp]:
 
 def _names(entries: list[bytes]) -> dict[int, str]:
     """By id, of a map from ids to messages whose second field is the name."""
-    found = {}
+    names = {}
     for entry in entries:
         pair = _fields(entry)
         inner = _fields(pair[2][0])
-        found[pair[1][0]] = inner[2][0].decode() if inner[2] else ""
-    return found
+        names[pair[1][0]] = inner[2][0].decode() if inner[2] else ""
+    return names
 
 
 def _told(event: Message, figures: dict[int, str]) -> dict[str, Any]:
     """The figures of an event: numbers, and words that are kept by id."""
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for figure in map(_fields, event[4]):
         name = figures.get(figure[1][0], "")
         if figure[7]:
-            told[name] = figures.get(figure[7][0], "")
+            facts[name] = figures.get(figure[7][0], "")
         else:
-            told[name] = next((figure[kind][0] for kind in (3, 4) if figure[kind]), 0)
-    return told
+            facts[name] = next((figure[kind][0] for kind in (3, 4) if figure[kind]), 0)
+    return facts
 
 
 def _fields(data: bytes) -> Message:

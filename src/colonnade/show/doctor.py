@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colonnade.hardware.finding import Finding
+from colonnade.hardware.doctors.finding import Finding
 
 MARKS = {
     "good": ("ok", "green"),

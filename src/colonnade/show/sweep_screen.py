@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colonnade.sweeps.board import Board, RunningTrial
-from colonnade.sweeps.ending import CUT, Ending
+from colonnade.sweeps.slots.ending import CUT, Ending
 
 ROWS = 24  # trials that the table shows
 MARKS = {"complete": "green", "pruned": "yellow", "failed": "red", CUT: "magenta"}

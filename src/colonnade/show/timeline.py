@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from colonnade.describe.colours import KIND_COLOURS, OTHER
-from colonnade.describe.timeline import Timeline, in_order, label
+from colonnade.describe.device_order import in_order
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
+from colonnade.describe.timeline import Timeline, label
 from colonnade.errors import ColonnadeError
 
 # Boxes narrower than this part of the picture get no label.

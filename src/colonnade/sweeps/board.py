@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from colonnade.sweeps.ending import CUT, Ending
+from colonnade.sweeps.slots.ending import CUT, Ending
 
 
 @dataclass

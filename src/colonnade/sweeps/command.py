@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from colonnade.errors import Problem
-from colonnade.sweeps.ending import Ending, of_exit
 from colonnade.sweeps.search import written
+from colonnade.sweeps.slots.ending import Ending, of_exit
 from colonnade.sweeps.trial_folder import TrialFolder
 
 PARAMETER = "COLONNADE_PARAM_"
@@ -60,8 +60,8 @@ class Command:
     @property
     def placeholders(self) -> tuple[str, ...]:
         """The names in its arguments, each once."""
-        found = (match.group(2) for argument in self.argv for match in PLACEHOLDER.finditer(argument))
-        return tuple(dict.fromkeys(name for name in found if name))
+        names = (match.group(2) for argument in self.argv for match in PLACEHOLDER.finditer(argument))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def problems(self, parameters: Sequence[str]) -> Iterator[Problem]:
         """Placeholders that no parameter fills."""
@@ -82,14 +82,14 @@ def ending(code: int, folder: TrialFolder, begin: int = 0) -> Ending:
         return of_exit(code)
     has_file = folder.result.exists()
     try:
-        found = _from_file(folder) if has_file else _from_log(folder, begin)
+        result = _from_file(folder) if has_file else _from_log(folder, begin)
     except (ValueError, OSError) as error:
         return Ending("failed", reason=f"its result cannot be read: {error}")
-    if found is None:
+    if result is None:
         return Ending("failed", reason="exit code 0, and no result: its last line must read name=value")
-    if not math.isfinite(found):
-        return Ending("failed", reason=f"its result is {found}")
-    return Ending("complete", found, final=has_file)
+    if not math.isfinite(result):
+        return Ending("failed", reason=f"its result is {result}")
+    return Ending("complete", result, final=has_file)
 
 
 def _from_file(folder: TrialFolder) -> float:
@@ -103,7 +103,7 @@ def _from_file(folder: TrialFolder) -> float:
 
 def _from_log(folder: TrialFolder, begin: int) -> float | None:
     for line in reversed(folder.tail(lines=200, begin=begin)):
-        found = RESULT.fullmatch(line)
-        if found:
-            return float(found[2])
+        match = RESULT.fullmatch(line)
+        if match:
+            return float(match[2])
     return None

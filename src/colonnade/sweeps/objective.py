@@ -85,7 +85,7 @@ def named(function: Callable[..., Any]) -> str:
 
 def check_importable(name: str) -> None:
     """Import it in a process of its own, as a trial will; an error says what is wrong."""
-    command = [sys.executable, "-m", "colonnade.sweeps.worker", "--check", name]
+    command = [sys.executable, "-m", "colonnade.sweeps.slots.worker", "--check", name]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return
@@ -100,7 +100,7 @@ def check_importable(name: str) -> None:
 
 def _broken(name: str, place: str, error: BaseException) -> InvalidArgument:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    users = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
+    users = [f for f in frames if Path(__file__).parent not in Path(f.filename).parents]
     where = f" (at {users[-1].filename}:{users[-1].lineno})" if users else ""
     said = f"{type(error).__name__}: {error}".strip().rstrip(".:")
     return _mistake(name, f"importing {place} failed: {said}{where}", "Mend that, and run it again")

@@ -10,11 +10,11 @@ from typing import Any
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.fleet.launch import pool_of
 from colonnade.fleet.launch import run as launch
-from colonnade.sweeps.attempt import environment
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.objective import check_importable
 from colonnade.sweeps.search import NAME, value, written
 from colonnade.sweeps.settings import SweepSettings
+from colonnade.sweeps.slots.attempt import environment
 from colonnade.sweeps.trial_folder import TrialFolder
 
 AGAIN = "again"  # the folder, in that of the study, of a trial that is run again
@@ -69,7 +69,7 @@ def repeat(settings: SweepSettings, texts: Sequence[str]) -> int:
     program = [
         sys.executable,
         "-m",
-        "colonnade.sweeps.worker",
+        "colonnade.sweeps.slots.worker",
         "--fixed",
         settings.objective,
         json.dumps(params),

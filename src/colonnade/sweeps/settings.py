@@ -18,7 +18,7 @@ from colonnade.fleet.lease import is_share
 from colonnade.sweeps import search
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.search import Search
-from colonnade.sweeps.slot import SlotLease
+from colonnade.sweeps.slots.slot import SlotLease
 
 FOLDER = "studies"
 STUDY_NAME = re.compile(r"\w[\w.-]*")

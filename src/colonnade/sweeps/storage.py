@@ -141,7 +141,7 @@ class Persistent:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         since, pause = time.monotonic(), FIRST_PAUSE
-        told = False
+        announced = False
         while True:
             try:
                 answer = function(*args, **kwargs)
@@ -153,11 +153,11 @@ class Persistent:
                         f"The storage has not answered for {gone:.0f} s: {said}. What runs is lost, "
                         "and is run again: give the same command when the storage is back."
                     ) from None
-                if not told and gone > QUIET:
+                if not announced and gone > QUIET:
                     self._tell(f"the storage does not answer ({said}); trials go on, trying again")
-                    told = True
+                    announced = True
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            if told:
+            if announced:
                 self._tell(f"the storage answers again, after {time.monotonic() - since:.0f} s")
             return answer

@@ -16,14 +16,14 @@ import optuna
 from optuna.study import StudyDirection
 
 from colonnade.errors import Problem, check
-from colonnade.sweeps.attempt import CommandRunner, ObjectiveRunner, Runner, Stall
 from colonnade.sweeps.board import Board, Unwatched, Watcher
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.objective import check_importable
 from colonnade.sweeps.owner import SweepOwner, alone_with
 from colonnade.sweeps.search import pruner
 from colonnade.sweeps.settings import CheckedSweep, SweepSettings, checked
-from colonnade.sweeps.slot import Slot
+from colonnade.sweeps.slots.attempt import CommandRunner, ObjectiveRunner, Runner, Stall
+from colonnade.sweeps.slots.slot import Slot
 from colonnade.sweeps.storage import Persistent, open_storage
 from colonnade.sweeps.sweeper import Sweeper
 from colonnade.sweeps.trial_book import TrialBook

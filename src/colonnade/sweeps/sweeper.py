@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from colonnade.errors import ColonnadeError
 from colonnade.fleet.lease import claims
-from colonnade.sweeps.attempt import Runner
 from colonnade.sweeps.board import Board, RunningTrial, Watcher
-from colonnade.sweeps.ending import CUT, Ending
 from colonnade.sweeps.owner import SweepOwner
-from colonnade.sweeps.slot import Slot, SlotLease
+from colonnade.sweeps.slots.attempt import Runner
+from colonnade.sweeps.slots.ending import CUT, Ending
+from colonnade.sweeps.slots.slot import Slot, SlotLease
 from colonnade.sweeps.storage import Persistent
 from colonnade.sweeps.trial_book import Taken, TrialBook
 

@@ -37,9 +37,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from colonnade.sweeps import owner as owning
 from colonnade.sweeps.board import BestTrial, StudyState
-from colonnade.sweeps.ending import CUT, Ending
 from colonnade.sweeps.owner import SweepOwner
 from colonnade.sweeps.search import Search
+from colonnade.sweeps.slots.ending import CUT, Ending
 from colonnade.sweeps.trial_folder import TrialFolder
 
 OURS = "colonnade"  # the user attribute of a trial that says whose it is

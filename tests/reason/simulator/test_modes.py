@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from colonnade.reason.simulator.modes import SLICES, race_of
+from colonnade.reason.simulator.modes import SHOWN, SLICES, race_of
 from colonnade.reason.simulator.staleness import Ledger, race
 
 
@@ -54,3 +54,16 @@ def test_jitter_is_drawn_from_a_seed():
     )
     assert one == same
     assert one.seconds_per_slice != other.seconds_per_slice
+
+
+def test_the_timeline_has_the_kinds_of_a_real_one():
+    raced = race_of([3.0, 3.0], [0.5, 0.5], 0.25, None, forwards=[1.0, 1.0], pushed=64)
+    first = [(e.kind, e.start, e.end, e.bytes, e.link) for e in raced.events if e.device == "1"][:4]
+    assert first == [
+        ("forward", 0.0, 1.5, 0, None),
+        ("backward", 1.5, 3.5, 0, None),
+        ("reduction", 3.5, 4.0, 64, "1 -> 0"),
+        ("update", 4.0, 4.25, 0, None),
+    ]
+    assert {e.kind for e in raced.events if e.device == "0"} == {"forward", "backward", "update"}
+    assert sum(e.kind == "forward" for e in raced.events) == 2 * SHOWN

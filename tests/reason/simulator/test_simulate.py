@@ -65,7 +65,19 @@ def test_stages_do_all_of_the_work(seed, schedule, micro_batches):
 def test_the_timeline_ends_when_the_step_does():
     done = simulate(cards(4), timed([0.1] * 4, parameters=10**8), Plan(batch=8, data=4), QUIET)
     assert done.timeline.span == pytest.approx(done.step, rel=1e-6)
-    assert {event.kind for event in done.timeline.events} == {"forward", "backward", "send"}
+    assert {event.kind for event in done.timeline.events} == {"forward", "backward", "reduction"}
+    (link, *_) = {e.link for e in done.timeline.events if e.kind == "reduction" and e.device == "device 0"}
+    assert link.endswith(" -> device 0")
+
+
+def test_a_race_is_told_of_the_devices_of_the_plan():
+    plan = Plan(batch=8, data=2, devices=(1, 3), sync="asynchronous")
+    done = simulate(cards(4), timed([0.1] * 4, parameters=10**8), plan, QUIET)
+    assert set(done.timeline.devices) == {"device 1", "device 3"}
+    sent = [event for event in done.timeline.events if event.kind == "reduction"]
+    assert {(e.device, e.link) for e in sent} == {("device 3", "device 3 -> device 1")}
+    assert sent[0].bytes > 0
+    assert simulate(cards(4), timed([0.1] * 4), plan, QUIET, events=False).timeline.events == ()
 
 
 def test_jitter_makes_replicas_wait_and_repeats_by_its_seed():

@@ -68,6 +68,7 @@ def test_page_and_summary_have_every_mode_and_say_that_it_was_quick(ran):
             assert text.count(mode) >= 2
 
 
+@pytest.mark.long
 def test_a_second_run_trains_nothing_and_writes_the_same(ran, monkeypatch):
     from rich.console import Console
 

@@ -59,7 +59,7 @@ def test_a_timeline_draws_every_event_or_says_how_many_not(monkeypatch):
         "update",
     ]
     assert sum(len(trace["x"]) for trace in chart["traces"]) == len(timeline().events)
-    assert chart["traces"][3]["text"][0] == "step 0, bucket 0, CPU:1 -&gt; CPU:0, 1.0 MiB"
+    assert chart["traces"][3]["text"][0] == "step 0, bucket 0, CPU:1 -&gt; CPU:0, 1.0 MiB<br>1 ms"
     assert chart["layout"]["yaxis"]["categoryarray"] == ["host", "CPU:1", "CPU:0"]
     monkeypatch.setattr(charts, "MOST_EVENTS", 5)
     chart, undrawn = charts.timeline(timeline(), "measured")
@@ -72,7 +72,7 @@ def test_stages_and_unknown_kinds():
     chart, _ = charts.timeline(Timeline.of(events), "measured")
     assert chart["traces"][0]["name"] == "&lt;b&gt;"
     assert chart["traces"][0]["y"] == ["&lt;i&gt;"]
-    assert chart["traces"][0]["text"] == ["stage 2, micro-batch 3"]
+    assert chart["traces"][0]["text"] == ["stage 2, micro-batch 3<br>1000 ms"]
 
 
 def test_memory_against_its_limit(run):

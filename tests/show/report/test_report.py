@@ -62,6 +62,16 @@ def test_outputs_that_cannot_be(tmp_path, output, rule):
         report([folder], tmp_path / output)
 
 
+def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
+    def forbidden(path, *more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_file", forbidden)
+    monkeypatch.setattr("os.listdir", forbidden)
+    with pytest.raises(InvalidArgument, match=r"cannot be read \(Permission denied\)"):
+        report([tmp_path], tmp_path / "page.html")
+
+
 def test_an_output_without_permission(tmp_path, monkeypatch):
     folder = run_folder(tmp_path / "a")
 
@@ -211,6 +221,14 @@ def test_hover_and_zoom(page):
     x, y, box = middle(page, timeline)
     page.mouse.move(box["x"] + 20, y, steps=4)
     page.wait_for_selector(f'.chart[data-chart="{timeline}"] .hoverlayer text', timeout=10_000)
+    told = page.locator(f'.chart[data-chart="{timeline}"] .hoverlayer').text_content()
+    assert "3 ms, from 0 ms" in told  # the forward pass of CPU:1, which ends at 3 ms and begins at 0
+    page.mouse.move(box["x"] + box["width"] * 4.5 / 47, y, steps=4)
+    page.wait_for_function(
+        """n => document.querySelector(`.chart[data-chart="${n}"] .hoverlayer`).textContent
+            .includes("5 ms, from 3 ms")""",
+        arg=timeline,
+    )
     before = span(page, timeline)
     page.mouse.wheel(0, -300)
     page.wait_for_function(
@@ -281,6 +299,26 @@ def test_printed_it_is_light_and_whole(page):
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", drawn)) <= 8
 
 
+def test_the_page_of_one_of_several_machines_says_what_it_is_of(tmp_path):
+    several = {"names": ["<a>", "b"], "rank": 1}
+    text = report([run_folder(tmp_path / "two", machines=several)]).read_text()
+    assert "This is the log of b, machine 1 of &lt;a&gt;, b." in text
+    for other in ({"names": ["a"], "rank": 0}, {"names": ["a", "b"], "rank": 7}, "nonsense", {"names": 3}):
+        text = report([run_folder(tmp_path / "one", machines=other)]).read_text()
+        assert ("This is the log of" in text) == (other == {"names": ["a", "b"], "rank": 7})
+
+
+def test_all_folders_without_a_run_are_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument) as error:
+        report([run_folder(tmp_path / "a"), tmp_path / "nowhere", tmp_path / "file"], tmp_path / "page.html")
+    assert [problem.value for problem in error.value.problems] == [
+        str(tmp_path / "nowhere"),
+        str(tmp_path / "file"),
+    ]
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_names_of_the_user_are_text(browser, tmp_path):
     """Not that of the folder: a slash cannot be in it."""
     folder = run_folder(
@@ -295,7 +333,7 @@ def test_names_of_the_user_are_text(browser, tmp_path):
     line = {"step": 1, "loss": 1.0, EVIL: 2.0, "replicas": {EVIL: 1.0}}
     lines = [{**line, "step": i} for i in range(1, 4)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    event = {"device": EVIL, "start": 0.0, "end": 1.0, "kind": EVIL, "link": EVIL}
+    event = {"device": EVIL, "start": 0.0, "end": 1.0, "kind": EVIL, "link": EVIL, "cause": EVIL}
     (folder / "timeline.json").write_text(json.dumps({"events": [event]}))
     (folder / "progress.jsonl").write_text(json.dumps({"event": "begin", "time": 1.0}) + "\n{")
     with (folder / "progress.jsonl").open("a") as file:

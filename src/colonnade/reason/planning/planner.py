@@ -24,6 +24,8 @@ EXHAUSTIVE = 160
 # How many are simulated otherwise, beside the best of each kind of layout.
 BEAM = 24
 # How many of those that were not taken a plan keeps.
+# A plan for more devices has no timeline, which nobody could look at.
+DRAWN = 64
 KEPT = 40
 KEEPABLE = tuple(
     f.name
@@ -102,7 +104,9 @@ def choose(
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
     words = advice(best, predicted, single, next_best)
-    return best.with_(predicted=predicted, advice=words, candidates=tuple(listed))
+    few = best.num_devices <= DRAWN
+    timeline = simulate(topology, workload, best, runtime).timeline if few else None
+    return best.with_(predicted=predicted, advice=words, candidates=tuple(listed), timeline=timeline)
 
 
 def _problems(topology: Any, workload: Any, devices: Any, keep: Mapping[str, Any]) -> Iterator[Problem]:

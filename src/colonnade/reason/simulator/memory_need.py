@@ -30,7 +30,7 @@ def needs(workload: Workload, plan: Plan) -> list[Need]:
     stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
     parts = [workload.layers[begin:end] for begin, end in spans(stages, plan.stage * plan.chunks)]
     rows = -(-plan.batch // (plan.data * plan.micro_batches))
-    found = []
+    per_device = []
     for stage in range(plan.stage):
         layers = [layer for c in range(plan.chunks) for layer in parts[c * plan.stage + stage]]
         held = sum(layer.parameters // (plan.width if layer.exchanged else 1) for layer in layers)
@@ -44,7 +44,7 @@ def needs(workload: Workload, plan: Plan) -> list[Need]:
         activations = round(each * rows * kept[stage] / plan.chunks)
         again = [kept_of(layer, plan, "none") * rows for layer in layers]
         working = {"full": max(again, default=0), "stage": sum(again)}.get(plan.recompute, 0)
-        found.append(
+        per_device.append(
             Need(
                 _part(held, sharded["parameters"]),
                 _part(round(share * workload.gradient_bytes), sharded["gradients"]),
@@ -53,7 +53,7 @@ def needs(workload: Workload, plan: Plan) -> list[Need]:
                 working,
             )
         )
-    return found
+    return per_device
 
 
 def kept_of(layer: LayerCost, plan: Plan, recompute: str | None = None) -> int:

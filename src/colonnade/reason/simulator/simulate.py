@@ -71,24 +71,24 @@ def simulate(
 
 def misfits(topology: Topology, workload: Workload, plan: Plan) -> list[Problem]:
     """What does not go together."""
-    found = []
+    problems = []
     if max(plan.devices) >= len(topology):
         rule = f"the plan is for other devices: there are {len(topology)} here"
-        found.append(Problem("plan", f"device {max(plan.devices)}", rule, "Plan for this topology"))
+        problems.append(Problem("plan", f"device {max(plan.devices)}", rule, "Plan for this topology"))
     stages = plan.stage * plan.chunks
     if plan.layers is not None and len(plan.layers) != len(workload.layers):
         rule = f"the plan deals out {len(plan.layers)} layers, and the workload has {len(workload.layers)}"
-        found.append(Problem("plan", plan.layout, rule, "Plan for this workload"))
+        problems.append(Problem("plan", plan.layout, rule, "Plan for this workload"))
     elif stages > len(workload.layers):
         rule = f"has more stages than the workload has layers, {len(workload.layers)}"
-        found.append(Problem("plan", plan.layout, rule, "Use fewer stages"))
+        problems.append(Problem("plan", plan.layout, rule, "Use fewer stages"))
     if plan.micro_batches * plan.data > plan.batch:
         rule = f"cuts a batch of {plan.batch} into more than {plan.batch} parts"
-        found.append(Problem("plan", plan.layout, rule, "Use fewer micro-batches"))
+        problems.append(Problem("plan", plan.layout, rule, "Use fewer micro-batches"))
     if plan.chunks > 1 and plan.micro_batches % plan.stage:
         rule = f"takes micro-batches in groups of {plan.stage}, as many as there are stages on devices"
-        found.append(Problem("plan", plan.layout, rule, "Use a multiple of that"))
-    return found
+        problems.append(Problem("plan", plan.layout, rule, "Use a multiple of that"))
+    return problems
 
 
 class _PlannedStep:
@@ -103,14 +103,8 @@ class _PlannedStep:
         rng: np.random.Generator,
         events: bool,
     ) -> None:
-        self.events = events
-        self.topology, self.workload, self.plan, self.runtime, self.rng = (
-            topology,
-            workload,
-            plan,
-            runtime,
-            rng,
-        )
+        self.topology, self.workload, self.plan = topology, workload, plan
+        self.runtime, self.rng, self.events = runtime, rng, events
         stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
         self.parts = [workload.layers[b:e] for b, e in spans(stages, plan.stage * plan.chunks)]
         self.capacity = _capacity(topology, workload, plan)
@@ -168,13 +162,13 @@ class _PlannedStep:
     def _replicas(self) -> list[list[Ran]]:
         """What runs when in every replica, without jitter; equal replicas are simulated once."""
         seen: dict[Any, list[Ran]] = {}
-        found = []
+        ran = []
         for d in range(self.plan.data):
             kind = self._kind(d)
             if kind not in seen:
                 seen[kind] = self._replica(d)
-            found.append(seen[kind])
-        return found
+            ran.append(seen[kind])
+        return ran
 
     def _kind(self, data: int) -> Any:
         """Equal for replicas that take equally long."""
@@ -299,25 +293,34 @@ class _PlannedStep:
     def _asynchronous(self) -> Simulation:
         """Devices take slices as they are free; `staleness` says who reads and applies when."""
         plan = self.plan
-        seconds = []
+        seconds, forwards = [], []
         slow = dict(self.runtime.slow)
         for d in range(plan.data):
             costs = self._costs(d)
             crowd = 1.0 if self.capacity is None else max(1.0, plan.data / self.capacity)
-            seconds.append((costs.forward[0] + costs.backward[0]) * crowd * slow.get(plan.device(d), 1.0))
+            pace = crowd * slow.get(plan.device(d), 1.0)
+            seconds.append((costs.forward[0] + costs.backward[0]) * pace)
+            forwards.append(costs.forward[0] * pace)
         first = plan.device(0)
         ways = [
             copy(self.topology.links[first][plan.device(d)], self.workload.parameters)
             for d in range(plan.data)
         ]
         raced = modes.race_of(
-            seconds, ways, self.workload.update, plan.max_staleness, jitter=self.runtime.jitter, rng=self.rng
+            seconds,
+            ways,
+            self.workload.update,
+            plan.max_staleness,
+            forwards=forwards,
+            pushed=self.workload.gradient_bytes,
+            jitter=self.runtime.jitter,
+            rng=self.rng,
         )
         step = raced.seconds_per_slice * plan.data + self.workload.overhead
         size = self.workload.parameters + self.workload.gradient_bytes
         return Simulation(
             step,
-            Timeline(tuple(replace(e, device=self._name(plan.device(e.replica))) for e in raced.events)),
+            Timeline(tuple(map(self._placed, raced.events)) if self.events else ()),
             float(np.mean(seconds)),
             max(0.0, step - float(np.mean(seconds)) - self.workload.update - self.workload.overhead),
             0.0,
@@ -328,6 +331,11 @@ class _PlannedStep:
             max(need.total for need in needs(self.workload, plan)),
             raced.ages,
         )
+
+    def _placed(self, event: Event) -> Event:
+        """An event of a race, which counts replicas, on the device that the plan has for the replica."""
+        name, first = self._name(self.plan.device(event.replica)), self._name(self.plan.device(0))
+        return replace(event, device=name, link=event.link and f"{name} -> {first}")
 
     def _name(self, device: int) -> str:
         return f"device {device}"
@@ -354,7 +362,14 @@ class _PlannedStep:
                 for w in range(plan.width)
             ]
         events += [
-            Event(self._name(hop.source), hop.start, hop.end, "send", bytes=hop.bytes)
+            Event(
+                self._name(hop.target),
+                hop.start,
+                hop.end,
+                "reduction",
+                bytes=hop.bytes,
+                link=f"{self._name(hop.source)} -> {self._name(hop.target)}",
+            )
             for hop in reduction.hops
         ]
         done = compute + reduction.waited + reduction.exposed

@@ -90,6 +90,7 @@ class DeviceCalls:
                 outputs = tf.nest.flatten(share.outputs, expand_composites=True)
                 return SliceResults.packed(
                     report=report,
+                    turned=share.turned,
                     states=before,
                     gradient=[*scale, *components(gradients)],
                     outputs=[output for output in outputs if output is not None],

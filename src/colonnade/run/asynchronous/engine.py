@@ -23,7 +23,7 @@ from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.fast_call import Call
-from colonnade.run.trace.sync_cut import refusals
+from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
@@ -51,7 +51,8 @@ class AsynchronousEngine:
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = damping
-        self.traces = Traces(settings)
+        # TensorFlow's profiler sees nothing of a slice, so the graph notes what a profile tells.
+        self.traces = Traces(settings, turning=True)
         self._guard = Guard(settings, self.traces)
         self._calls: DeviceCalls | None = None  # from the first batch on
         self._slicings: dict[Hashable, Slicing] = {}

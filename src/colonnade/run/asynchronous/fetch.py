@@ -6,13 +6,16 @@ anew for every fit.
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
+from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.data.batches import without_tuning
+from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.fast_call import Call
 
 # Where steps are shorter than this, in seconds, so many batches are fetched by one call and queued: while
@@ -52,7 +55,7 @@ class SliceFetcher:
                 flat = slices[k * each : (k + 1) * each]
                 working = len(sizes(rows, len(self._devices)))
                 yield rows, [flat[i * self._each : (i + 1) * self._each] for i in range(working)]
-            count = many if (now - last) / count < SHORT else 1
+            count = many if (now - last) / count < SHORT and self._is_ready(many) else 1
             last = now
 
     def like(self, rows: int, piece: Sequence[Any]) -> Arguments:
@@ -62,21 +65,33 @@ class SliceFetcher:
     def _fetch(self, count: int) -> Call:
         """Fetch and cut so many batches: how many rows each has, -1 at the end, and all their slices."""
         if count not in self._calls:
+            one = self._one
 
             def fetch(iterator: Any) -> list[Any]:
-                totals, all_slices = [], []
-                for _ in range(count):
-                    optional = iterator.get_next_as_optional()
-                    total, *slices = tf.cond(
-                        optional.has_value(), lambda it=optional: self._cut(it.get_value()), self._nothing
-                    )
-                    totals.append(total)
-                    all_slices += slices
-                return [tf.stack(totals), *all_slices]
+                each = [one(iterator) for _ in range(count)]
+                return [
+                    tf.stack([total for total, *_ in each]),
+                    *(part for _, *slices in each for part in slices),
+                ]
 
             # Cut where tf.data puts batches, so that a device gets its slice and no more.
             self._calls[count] = Call(fetch, [tf.data.IteratorSpec(self._spec)], "/device:CPU:0")
         return self._calls[count]
+
+    def _is_ready(self, count: int) -> bool:
+        """Whether to fetch so many at once: not for the first time in a profile, which would show that."""
+        return count in self._calls or not Recording.is_under_way()
+
+    @cached_property
+    def _one(self) -> Any:
+        """Fetch and cut one batch: traced once, and called as often as there are batches to fetch."""
+
+        def one(iterator: Any) -> list[Any]:
+            optional = iterator.get_next_as_optional()
+            cut = tf.cond(optional.has_value(), lambda: self._cut(optional.get_value()), self._nothing)
+            return list(cut)
+
+        return concrete(one, tf.data.IteratorSpec(self._spec))
 
     def _cut(self, element: Any) -> list[Any]:
         arguments = Arguments(element, self._keywords, self._names)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from colonnade.run.asynchronous.schedule_clock import by_global_step
 from colonnade.run.engine.gradients import divided
+from colonnade.run.step.objective import now
 from colonnade.run.step.update import as_divided, as_keras
 from colonnade.run.step.xla import fast
 from colonnade.run.trace.fast_call import Call
@@ -60,6 +61,7 @@ class Pushes:
         """Apply a gradient of these specs, one for each parameter or None, then read the parameters.
 
         The call takes the global step, the age, the scale that was read, if there is one, and the gradient.
+        It gives the time when all of that had arrived, and the parameters.
         """
         key = tuple(specs)
         if key not in self._calls:
@@ -77,12 +79,15 @@ class Pushes:
         parameters = self._parameters
 
         def push(step: Any, age: Any, *tensors: Any) -> list[Any]:
-            before = [p.read_value() for p in parameters] if self._damping else []
-            applied(step, *tensors)
+            with tf.control_dependencies(tensors):
+                arrived = now()
+            with tf.control_dependencies([arrived]):
+                before = [p.read_value() for p in parameters] if self._damping else []
+                applied(step, *tensors)
             for parameter, old in zip(parameters, before, strict=self._damping):
                 moved = parameter.read_value() - old
                 parameter.assign(old + moved / tf.cast(1 + age, parameter.dtype))
-            return [variable.read_value() for variable in self._shared]
+            return [arrived, *(variable.read_value() for variable in self._shared)]
 
         return Call(push, [INTEGER, INTEGER, *scale, *flat], self._device, self.counters)
 

@@ -50,16 +50,22 @@ class SliceResults:
     """What a device's call gives."""
 
     report: SliceReport
+    turned: Any  # when the forward pass was over; a tensor
     states: Sequence[Any]  # as they were before
     gradient: Sequence[Any]  # with the scale of the loss in front, where that changes
     outputs: Sequence[Any]  # what else the function returned
 
     @staticmethod
     def packed(
-        *, report: Any, states: Sequence[Any], gradient: Sequence[Any], outputs: Sequence[Any]
+        *,
+        report: Any,
+        turned: Any,
+        states: Sequence[Any],
+        gradient: Sequence[Any],
+        outputs: Sequence[Any],
     ) -> list[Any]:
         """One flat list, in the graph; `SliceCall` takes it apart."""
-        return [report, *states, *gradient, *outputs]
+        return [report, turned, *states, *gradient, *outputs]
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,12 @@ class SliceCall:
 
     def __call__(self, tensors: Sequence[Any]) -> SliceResults:
         """Compute: from the parameters that the device has read, and the slice."""
-        report, *rest = self.call(*tensors)
+        report, turned, *rest = self.call(*tensors)
         start = len(self.states)
         end = start + self.num_gradients
         return SliceResults(
             report=SliceReport.read(report.numpy(), self.num_metrics),
+            turned=turned,
             states=rest[:start],
             gradient=rest[start:end],
             outputs=rest[end:],

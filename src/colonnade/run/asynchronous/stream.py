@@ -120,6 +120,7 @@ class AsynchronousStream:
         self._left = math.inf  # steps that may be begun
         self._few = len(self._engine.devices)  # with so many slices in the queue, others are fetched
         self._ended = time.perf_counter()  # when steps were taken
+        self._unpaid = 0.0  # seconds in which steps were made that nobody has taken
         self._engine.begin()
         kind = DeviceThreads if self._engine.order is None else FixedOrder
         self._workers: DeviceThreads | FixedOrder = kind(self._engine)
@@ -140,7 +141,10 @@ class AsynchronousStream:
         return self._timed(len(self._complete) + len(self._open), begin=False)
 
     def _timed(self, steps: int, *, begin: bool) -> Chunk | None:
-        """So many steps, and the time that they took: also that in which devices went on, since the last."""
+        """So many steps, and the time that they took: also that in which devices went on, since the last.
+
+        Devices go on beyond the steps that are asked for: those that are complete already have a part of it.
+        """
         start, prepared = time.perf_counter(), self._loop.preparing
         ahead = max(0.0, min(start, self._workers.access.computed_until) - self._ended)
         there = len(self._complete)
@@ -151,7 +155,10 @@ class AsynchronousStream:
         if self._engine.order is None and fresh > 1:
             short = self._ended - start < SHORT * fresh
             self._few = len(self._engine.devices) * (MANY // 2 if short else 1)
-        return self._chunk(records, ahead + self._ended - start - (self._loop.preparing - prepared))
+        self._unpaid += ahead + self._ended - start - (self._loop.preparing - prepared)
+        seconds = self._unpaid * len(records) / max(1, len(records) + len(self._complete))
+        self._unpaid -= seconds
+        return self._chunk(records, seconds)
 
     def close(self) -> None:
         self._engine.end()

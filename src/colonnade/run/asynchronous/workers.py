@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
 from colonnade.hardware.placement import short
-from colonnade.hardware.profile import mark
+from colonnade.hardware.profile import mark, note
 from colonnade.reason.simulator.staleness import Ledger, ReadOrApply
 from colonnade.run.asynchronous.step_record import FinishedSlice, QueuedSlice
 
@@ -44,7 +44,7 @@ class ParameterAccess:
     def __init__(self, shared: SharedParameters) -> None:
         self._shared, self._turn = shared, shared.turn
         self.ledger = Ledger(shared.max_staleness)
-        self._names = [short(device) for device in shared.devices]
+        self.names = [short(device) for device in shared.devices]
         self._line: deque[int] = deque()  # devices that wait to read
         self._computed = [-math.inf] * len(shared.devices)  # until when; infinite for one that computes
         self._whole: dict[int, Any] = {}  # whole numbers as tensors, which take a while to make
@@ -53,12 +53,17 @@ class ParameterAccess:
         """The parameters, as soon as the device may read them."""
         with self._turn:
             self._line.append(device)
-            while self._line[0] != device or not self.ledger.may_read():
-                self._turn.wait()
+            if self._must_wait(device):
+                with mark(f"bound {self.names[device]}"):
+                    while self._must_wait(device):
+                        self._turn.wait()
             self._line.popleft()
             self.ledger.read(device)
             self._turn.notify_all()
             return self._shared.read_parameters()
+
+    def _must_wait(self, device: int) -> bool:
+        return self._line[0] != device or not self.ledger.may_read()
 
     def work(
         self, device: int, piece: QueuedSlice, parameters: Sequence[Any], *, more: bool = False
@@ -68,12 +73,13 @@ class ParameterAccess:
         With `more`, the device has another slice to work on; if it may read for it at once, the second
         result is what it read.
         """
-        call, step, name = piece.call(device), piece.step, self._names[device]
+        call, step, name = piece.call(device), piece.step, self.names[device]
         with self._shared.at_work[device]:
             self._computed[device] = math.inf
             try:
                 with mark(f"slice {name} {step.number}"):
                     results = call([*parameters, *piece.tensors])
+                    note(f"turned {name}", results.turned)
             finally:
                 self._computed[device] = time.perf_counter()
             self._shared.worked(device)
@@ -87,7 +93,8 @@ class ParameterAccess:
             if healthy:
                 age = self.ledger.applied(device)
                 with mark(f"update {name} {step.number} {call.gradient_bytes}"):
-                    read = call.push(step.schedule_step, self._tensor(age), *results.gradient)
+                    arrived, *read = call.push(step.schedule_step, self._tensor(age), *results.gradient)
+                    note(f"arrived {name}", arrived)
             else:
                 self.ledger.left_out(device)
             if more and not self._line and self.ledger.may_read():
@@ -177,7 +184,7 @@ class DeviceThreads:
             thread.join()
 
     def _work(self, device: int) -> None:
-        piece: QueuedSlice | None = self._queue.get()
+        piece = self._next(device)
         parameters: list[Any] | None = None
         try:
             while piece is not None and piece.step.number < self._until:
@@ -188,7 +195,7 @@ class DeviceThreads:
                 complete = next(piece.step.finished) == len(piece.step.slicing.counts)
                 if complete and self.waiting <= self._few:
                     self._bell.put(None)
-                piece = following or self._queue.get()
+                piece = following or self._next(device)
         except BaseException as error:
             assert piece is not None
             with self._shared.turn:
@@ -197,6 +204,11 @@ class DeviceThreads:
             self._bell.put(None)
         finally:
             self.access.retire(device)
+
+    def _next(self, device: int) -> QueuedSlice | None:
+        """The next slice, for which the device may have to wait; None at the end."""
+        with mark(f"queue {self.access.names[device]}"):
+            return self._queue.get()
 
     def _following(self) -> QueuedSlice | None:
         """The slice to go on with, if one is there."""

@@ -1,4 +1,4 @@
-"""Writes checkpoints during a fit, in the background, and goes on from the last one at its start.
+"""Decides when a fit is saved and what, and goes on from the last save at its start; `writer` writes it.
 
 A save has two halves. Between two steps the values are read, which TensorFlow does without copying them;
 then a thread writes them, in TensorFlow's own format, while the training goes on.
@@ -120,8 +120,8 @@ class Saver:
         step, _ = self._peers.exchange("the saved step to go on from", own)[0]
         path, saved = self._archive.directory, None
         if not self._peers.is_first and step is not None:
-            found = [one for one in self._archive.saved() if one.step == step and one.manifest is not None]
-            saved, path = (found[0].manifest, found[0].path) if found else (None, path)
+            same = [one for one in self._archive.saved() if one.step == step and one.manifest is not None]
+            saved, path = (same[0].manifest, same[0].path) if same else (None, path)
         here = saved is not None or step is None or self._peers.is_first
         shared = here and (self._directory / LOCK).exists()
         fix = "Name a directory that all machines share"

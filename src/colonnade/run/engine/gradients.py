@@ -1,4 +1,4 @@
-"""Gradients, dense or sparse: cut for slices, divided by weights, and the specs an update is traced for."""
+"""Slices with the factor of their mean, and sums of gradients divided by the weights of all slices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

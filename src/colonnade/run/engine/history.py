@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from colonnade.describe.drawings import sparkline
-from colonnade.describe.html import table
+from colonnade.describe.pictures.drawings import sparkline
+from colonnade.describe.pictures.html import table
 from colonnade.describe.plan import Prediction
 from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem

@@ -19,7 +19,7 @@ from colonnade.run.step.untrainable import complex_numbers, without_path
 from colonnade.run.step.update import Update, as_keras
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.keras_owner import keras_variables
 from colonnade.run.trace.traced import Voice
 from colonnade.run.variables.aggregation import meaningless
 
@@ -35,12 +35,15 @@ class Traces:
     Args:
         settings: what to train, and how.
         timed: whether replicas tell how long they took.
+        turning: whether they tell when their forward pass was over.
         examined: whether a trace looks at its gradients, or whoever adds up several does.
     """
 
-    def __init__(self, settings: Settings, *, timed: bool = False, examined: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, *, timed: bool = False, turning: bool = False, examined: bool = True
+    ) -> None:
         self.optimizer, self.devices = settings.optimizer, settings.devices
-        self._settings, self._timed, self._examined = settings, timed, examined
+        self._settings, self._timed, self._turning, self._examined = settings, timed, turning, examined
         self._objectives: TraceCache[Objective] = TraceCache(
             self._of_replicas, settings.devices, first=settings.peers.first
         )
@@ -164,6 +167,7 @@ class Traces:
             voice,
             self._settings.trainable or not_frozen,
             timed=self._timed,
+            turning=self._turning,
             examined=self._examined,
         )
         check("the loss function", [*complex_numbers(traced), *self._used_at_times(traced)])
@@ -230,4 +234,5 @@ def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
 
     A tf.Variable does not know of that; only the Keras variable around it does.
     """
-    return [variable for variable in used if (known := keras_variable(variable)) is None or known.trainable]
+    owners = keras_variables(used)
+    return [v for v, owner in zip(used, owners, strict=True) if owner is None or owner.trainable]

@@ -1,4 +1,4 @@
 """`cn.fit`, `cn.evaluate`, `cn.predict`: compiled Keras models on all devices, in Keras's own loop.
 
-In comes a model with its `train_step`; out goes the step that Keras calls for every batch.
+In comes a model with its data; `keras_steps` trains a batch, and what is saved of a fit goes out to disk.
 """

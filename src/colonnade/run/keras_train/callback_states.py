@@ -72,9 +72,9 @@ class CallbackStates:
     def set(self, saved: Sequence[Any], step: int) -> None:
         """Put back what `get` gave in an earlier run; of several of a class, the first is the first."""
         there = {kind: [c for c in self._callbacks if type(c).__name__ == kind] for kind, _ in saved}
-        found = [(kind, there[kind].pop(0) if there[kind] else None, state) for kind, state in saved]
-        check("fit()", _missing([kind for kind, c, state in found if c is None and state], step))
-        for _, callback, state in found:
+        pairs = [(kind, there[kind].pop(0) if there[kind] else None, state) for kind, state in saved]
+        check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))
+        for _, callback, state in pairs:
             if callback is not None and _speaks(callback):
                 callback.set_state(state)
             elif callback is not None:

@@ -54,9 +54,9 @@ class FitDataset:
             batches = _in_batches((x, y, weight), rows, size, shuffle=bool(shuffle))
         if classes is not None:
             batches = batches.map(unconverted(_weighing(classes)))
-        found = cls(batches, options, steps)
-        check("fit()", found._undivided())
-        return found
+        made = cls(batches, options, steps)
+        check("fit()", made._undivided())
+        return made
 
     @property
     def counted(self) -> tf.data.Dataset:

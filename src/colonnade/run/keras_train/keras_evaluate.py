@@ -16,9 +16,9 @@ from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.batch.widths import Widths
-from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
-from colonnade.run.keras_train.own_step import OwnStep
-from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
+from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.own_step import OwnStep
+from colonnade.run.keras_steps.split_inputs import SplitInputs, split_problems
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.whole_batch import AddedLosses, joined, kinds, masks_of, unjoined, with_masks
 from colonnade.run.move.reduce import star
@@ -27,8 +27,8 @@ from colonnade.run.prove.verdict import Prover
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
-from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.homes import Homes
 
 
@@ -218,8 +218,8 @@ class _Predictions:
         self._widths = Widths()
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        found = [self._of_batch(batch) for batch in data]
-        return found[0] if len(found) == 1 else tf.nest.map_structure(lambda *p: np.concatenate(p), *found)
+        parts = [self._of_batch(batch) for batch in data]
+        return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *p: np.concatenate(p), *parts)
 
     @tf.autograph.experimental.do_not_convert
     def _predict(self, data: Any) -> Any:

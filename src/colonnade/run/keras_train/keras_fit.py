@@ -12,7 +12,7 @@ import keras
 from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.hardware.joining import machines
+from colonnade.hardware.clusters.joining import machines
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.fit_dataset import FitDataset

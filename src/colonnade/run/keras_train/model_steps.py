@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.joining import joined
+from colonnade.hardware.clusters.joining import joined
 from colonnade.run.engine.protocols import Sync, home, sync_problems
-from colonnade.run.keras_train.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
+from colonnade.run.keras_steps.keras_losses import of_slices
+from colonnade.run.keras_steps.keras_step import KerasStep
+from colonnade.run.keras_steps.own_step import OwnStep
+from colonnade.run.keras_steps.split_inputs import SplitInputs, split_problems
 from colonnade.run.keras_train.keras_evaluate import test_step
-from colonnade.run.keras_train.keras_losses import of_slices
-from colonnade.run.keras_train.keras_step import KerasStep
-from colonnade.run.keras_train.own_step import OwnStep
-from colonnade.run.keras_train.split_inputs import SplitInputs, split_problems
 from colonnade.run.machines.peers import Peers, peers_of
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own

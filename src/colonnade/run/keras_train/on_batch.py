@@ -50,9 +50,9 @@ def train_on_batch(
     steps = ModelSteps.of(model, how, "train_on_batch()", _silent)
     model.train_function = steps.train
     try:
-        told = model.train_on_batch(x, y, sample_weight=sample_weight, **arguments)
+        logs = model.train_on_batch(x, y, sample_weight=sample_weight, **arguments)
         steps.keep(model)
-        return told
+        return logs
     finally:
         model.train_function = None
 
@@ -88,9 +88,9 @@ def test_on_batch(
     steps = ModelSteps.of(model, how, "test_on_batch()", _silent)
     model.test_function = steps.test
     try:
-        told = model.test_on_batch(x, y, sample_weight=sample_weight, **arguments)
+        logs = model.test_on_batch(x, y, sample_weight=sample_weight, **arguments)
         steps.keep(model)
-        return told
+        return logs
     finally:
         model.test_function = None
 

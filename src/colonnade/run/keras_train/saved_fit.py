@@ -171,8 +171,8 @@ class SavedFit:
             self._end_if_told()
 
     def _end_if_told(self) -> None:
-        told: Interruption = self._interrupted
-        if told.is_set() and self._saver.can_end(self._made, told.seconds):
+        interruption: Interruption = self._interrupted
+        if interruption.is_set() and self._saver.can_end(self._made, interruption.seconds):
             self._saver.finish(stopped=False)
             raise Interrupted
 

@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
-from colonnade.hardware import joining
-from colonnade.hardware.meeting import IN_STEPS, OTHERWISE, Meeting
+from colonnade.hardware.clusters import joining
+from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE, Meeting
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import sizes
 from colonnade.run.machines.collective import HOST, Collective, carried, packed

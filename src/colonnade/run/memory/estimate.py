@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.describe import html
+from colonnade.describe.pictures import html
 from colonnade.errors import Problem, check
 from colonnade.hardware.devices import estimated_limit, names
 from colonnade.hardware.placement import short
@@ -19,9 +19,9 @@ from colonnade.run.memory import recurrent
 from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.stage_cut import StageCut
 from colonnade.run.variables.homes import owners_of
 from colonnade.run.variables.parts import home_of
 

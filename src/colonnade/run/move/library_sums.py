@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.hardware import collective
+from colonnade.hardware.probes import collective
 from colonnade.run.move.buckets import Buckets, by_dtype
 from colonnade.run.move.num_bytes import num_bytes
 

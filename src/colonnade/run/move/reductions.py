@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from colonnade.errors import Problem
-from colonnade.hardware import collective, verdicts
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.probes import collective, verdicts
 
 AUTO, TREE, RING, LIBRARY = "auto", "tree", "ring", collective.NAME
 REDUCTIONS = (AUTO, TREE, RING, LIBRARY)

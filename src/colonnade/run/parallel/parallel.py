@@ -18,8 +18,8 @@ from colonnade.run.parallel.join import check_join, join_leaf
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.op_timeline import Places, op_timeline
-from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace_cut.sync_cut import refusals
 
 Devices = int | Sequence[int | str] | None
 

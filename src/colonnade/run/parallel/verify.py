@@ -190,14 +190,14 @@ class _Experiment:
         steps = {leaf: self._step(leaf, expected) for leaf, expected in reference.items()}
         moved = {step: self._moved(rows, step) for step in set(steps.values()) if step}
         orders, kinds = self._in_other_orders(rows), scales(reference)
-        found = {}
+        by_leaf = {}
         for leaf, expected in reference.items():
             step = steps[leaf]
             others = orders if leaf in self._added else ()
-            found[leaf] = noise(
+            by_leaf[leaf] = noise(
                 leaf, expected, kinds[kind(leaf)], step, moved.get(step, ()), others, len(rows)
             )
-        return found
+        return by_leaf
 
     def _moved(self, rows: np.ndarray, step: float) -> list[Values]:
         """One device with the last digits of all floats moved, those of inputs and of variables."""

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from colonnade.describe import html
+from colonnade.describe.pictures import html
 
 CAUSES = {
     "randomness": "it draws random numbers: two runs on the same batch on one device differ",
@@ -88,13 +88,13 @@ class Report:
             for size, own in zip(sizes, by_size, strict=True)
         ]
         title = f"{len(self.devices)} devices and one: {verdict}"
-        told = html.table(["batch", "results", "largest difference", "not equal"], summary, title=title)
+        tables = html.table(["batch", "results", "largest difference", "not equal"], summary, title=title)
         different = [row for row in rows if row[-1] != "yes"]
-        told += html.table(head, different) if different else ""
+        tables += html.table(head, different) if different else ""
         words = [f"{cause}: {CAUSES[cause]}." for cause in self.causes]
         words += [f"A batch of {n} was left out: one device does not take it either." for n in self.left_out]
         fold = f"<details><summary>all {len(rows)} results</summary>{html.table(head, rows)}</details>"
-        return told + html.paragraphs(words) + fold
+        return tables + html.paragraphs(words) + fold
 
     def __str__(self) -> str:
         table = Table(title=f"{len(self.devices)} devices against one", title_justify="left")

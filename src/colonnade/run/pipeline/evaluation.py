@@ -13,7 +13,7 @@ from colonnade.run.pipeline.refusals import refusals
 from colonnade.run.pipeline.tasks import Passage
 from colonnade.run.step.evaluation import Evaluation, Score
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.stage_cut import StageCut
+from colonnade.run.trace_cut.stage_cut import StageCut
 
 
 class PipelineEvaluation(Evaluation):

@@ -14,8 +14,8 @@ from colonnade.run.memory.dry_run import Function, Job, JobMemory, dry_run
 from colonnade.run.memory.estimate import job_of
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.layers import MISTAKES, Chain, Network, Stage, misfit
-from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.stage_cut import StageCut
 from colonnade.run.variables.homes import Homes
 
 # Of so many runs of a layer the fastest counts.

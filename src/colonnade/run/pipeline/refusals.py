@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from colonnade.errors import Problem
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.sync_cut import differentiated_python
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import differentiated_python
 from colonnade.run.variables.parts import home_of
 
 

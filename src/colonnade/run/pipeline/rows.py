@@ -1,4 +1,4 @@
-"""Trains a pipeline: forward and backward of every micro-batch by the schedule (1F1B), then one update.
+"""Trains a pipeline on a row of devices, or on several: all tasks of the schedule, then one update.
 
 Each row of devices is a pipeline; rows share every batch as replicas do. A variable lives, with what the
 optimizer keeps for it, on the device of the first stage that uses it, once in every row. The places of a row
@@ -29,7 +29,7 @@ from colonnade.run.step.gradient_sums import Recipe, cut, joined
 from colonnade.run.step.objective import Objective, Share, stacked, vital
 from colonnade.run.step.update import Update
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.stage_cut import StageCut, untied
+from colonnade.run.trace_cut.stage_cut import StageCut, untied
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.parts import home_of
 from colonnade.run.variables.stage_homes import StageHomes

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.reason.schedules.schedule import Slot, StageTask
-from colonnade.run.trace.stage_cut import StageCut
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.stage_cut import StageCut
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ def kept(settings: list[str]) -> dict[str, object]:
     >>> kept(["stage=1", "sync=local"])
     {'stage': 1, 'sync': 'local'}
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or name not in RULES:
             rule = f"must be name=value, with a name among {', '.join(RULES)}"
             raise InvalidArgument("plan", [Problem("--keep", setting, rule, "Try --keep stage=1")])
-        found[name] = int(value) if value.isdigit() else value
-    return found
+        values[name] = int(value) if value.isdigit() else value
+    return values

@@ -13,8 +13,8 @@ def devices_here() -> Topology:
     """Names, links and memory of the devices that `cn.Trainer` would use; virtual ones share the cores."""
     names = hardware.names()
     if hardware.are_cards(names):
-        found = hardware.topology()
-        rooms = zip(found.devices, names, strict=True)
-        return replace(found, devices=tuple(replace(d, memory=hardware.room(name)) for d, name in rooms))
+        topology = hardware.topology()
+        rooms = zip(topology.devices, names, strict=True)
+        return replace(topology, devices=tuple(replace(d, memory=hardware.room(name)) for d, name in rooms))
     devices = tuple(Device(short(name), hardware.room(name), cores=cores()) for name in names)
     return Topology(devices, Topology.uniform(len(names)).links)

@@ -280,15 +280,15 @@ def _sparse_gradients(engine: Lockstep, size: int) -> list[tuple[int, int]]:
 
     Where only the run tells how many rows there are, they count as all.
     """
-    found = []
+    rows = []
     traced = engine.traces.objectives[0].structure.gradients
     for parameter, gradient in zip(engine.parameters, traced, strict=True):
         if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec):
             values = getattr(gradient, "values", None)
             known = values is not None and values.shape.is_fully_defined()
             touched = num_bytes(values) + num_bytes(gradient.indices) if known else num_bytes(parameter)
-            found.append((num_bytes(parameter), -(-touched // size)))
-    return found
+            rows.append((num_bytes(parameter), -(-touched // size)))
+    return rows
 
 
 def _divided(

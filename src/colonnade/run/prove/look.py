@@ -123,16 +123,16 @@ class Look:
 
     def _noise(self, kinds: dict[str, float]) -> dict[str, float]:
         """What rounding does on one device."""
-        moved, orders, found = self._moved(), [self._permuted()], {}
+        moved, orders, by_leaf = self._moved(), [self._permuted()], {}
         scaled = [self._computed_as(scale) for scale in SCALES] if self.scaled is not None else []
         for leaf, value in self.one.items():
             others = () if kind(leaf).startswith(BY_EXAMPLE) else orders
-            found[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
+            by_leaf[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
             if others:
                 most = most_noise(value, kinds[kind(leaf)], self.step, self.size)
                 seen = self._of_sums(leaf, value, orders[0], [each[leaf] for each in scaled if leaf in each])
-                found[leaf] = max(found[leaf], min(seen, most))
-        return found
+                by_leaf[leaf] = max(by_leaf[leaf], min(seen, most))
+        return by_leaf
 
     def _of_sums(self, leaf: str, value: Any, order: Values, scaled: Sequence[Any]) -> float:
         """What rounding does to a sum over examples that are alike, which no order of them shows.
@@ -155,7 +155,7 @@ class Look:
 
     def _moved(self) -> list[Values]:
         """With the last digits of all floats moved, those of inputs and of variables."""
-        rng, found = np.random.default_rng(0), []
+        rng, results = np.random.default_rng(0), []
         floats = [v for v in self.whole.variables if v.dtype.is_floating]
         for _ in range(MOVES):
             values = [
@@ -165,8 +165,8 @@ class Look:
             with self.kept(floats):
                 for variable in floats:
                     variable.assign(nudged(variable.numpy(), self.step, rng))
-                found.append(self.alone(self.batch.with_values(values)))
-        return found
+                results.append(self.alone(self.batch.with_values(values)))
+        return results
 
     def _permuted(self) -> Values:
         """With the examples in another order."""

@@ -20,7 +20,7 @@ from colonnade.run.parallel.tolerance import Values, unlike
 from colonnade.run.prove.look import Look
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.keras_owner import keras_variable
-from colonnade.run.trace.sync_cut import call_with_sums
+from colonnade.run.trace_cut.sync_cut import call_with_sums
 from colonnade.run.variables.aggregation import is_random_state
 
 # Of what the slices returned beside losses, more to compare: called with the shares and their batch.

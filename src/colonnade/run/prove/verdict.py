@@ -24,7 +24,7 @@ from colonnade.run.prove.proof import InSlices, More, nothing_more
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.keras_owner import layer_of
+from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.traced import Traced
 
 Trace = Callable[[Arguments], Objective]
@@ -134,11 +134,11 @@ class Prover:
 
     def refuse(self, trained: Found, calm: Found | None, source: tuple[str, Any]) -> None:
         """Say what differs and why, unless that is because of random numbers."""
-        found = calm if calm is not None and calm.look.unequal else trained
-        if found.look.random and not (isinstance(found, StepInSlices) and found.summed):
+        shown = calm if calm is not None and calm.look.unequal else trained
+        if shown.look.random and not (isinstance(shown, StepInSlices) and shown.summed):
             self.random()
         else:
-            self._told(_problem(found, source))
+            self._told(_problem(shown, source))
 
     def _told(self, problem: Problem) -> None:
         if not self._warns:
@@ -162,7 +162,7 @@ def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
 
 def _norms(traced: Traced) -> list[Any]:
     """Batch normalisations whose statistics are those of the slice."""
-    layers = {id(layer): layer for layer in map(layer_of, traced.written)}
+    layers = {id(layer): layer for layer in layers_of(traced.written)}
     norm = keras.layers.BatchNormalization
     return [layer for layer in layers.values() if isinstance(layer, norm) and not layer.synchronized]
 
@@ -187,9 +187,9 @@ def _largest(rows: Sequence[Comparison]) -> str:
     return f"largest difference {worst.difference:.1g}, allowed {worst.tolerance:.1g} ({worst.leaf})"
 
 
-def _problem(found: Found, source: tuple[str, Any]) -> Problem:
+def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
     """In the words of what was found: the first value that differs, and what shows why."""
-    unequal = found.look.unequal
+    unequal = comparison.look.unequal
     worst = next((row for row in unequal if row.leaf.startswith("prediction")), unequal[0])
     seen = f"{worst.leaf} differs by {worst.difference:.2g} from one device on the first batch, and "
     seen += f"{worst.tolerance:.1g} is rounding"
@@ -197,7 +197,7 @@ def _problem(found: Found, source: tuple[str, Any]) -> Problem:
         rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
         fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
         return Problem("model", source[1], rule, fix)
-    if found.summed:
+    if comparison.summed:
         rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
         fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"
     else:

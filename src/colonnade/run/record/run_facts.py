@@ -7,6 +7,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade import __version__
+from colonnade.describe.plan import Prediction
 from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.peaks import device_peaks, process_peak
@@ -25,6 +27,18 @@ from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.pipeline import Pipeline
 
 
+def called(sync: Any) -> str:
+    """A way of training as a user would write it: without what has its default.
+
+    >>> import colonnade as cn
+    >>> called(cn.Synchronous()), called(cn.Asynchronous(max_staleness=4))
+    ('Synchronous()', 'Asynchronous(max_staleness=4)')
+    """
+    given = [(f.name, getattr(sync, f.name), f.default) for f in fields(sync) if f.repr]
+    said = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
+    return f"{type(sync).__name__}({said})"
+
+
 def facts(
     loss: Callable[..., Any],
     optimizer: Any,
@@ -32,6 +46,7 @@ def facts(
     how: Mapping[str, Any],
     devices: Sequence[str],
     estimate: Memory | None,
+    predicted: Prediction | None = None,
 ) -> dict[str, Any]:
     """What run.json says; the engine has made a step by now."""
     parameters = engine.parameters
@@ -54,6 +69,7 @@ def facts(
         "topology": _topology(devices),
         "links": links,
         "memory": {"estimate": _estimate(estimate), "limits": _limits(devices)},
+        "predicted": None if predicted is None else asdict(predicted),
         "machine": {
             "host": socket.gethostname(),
             "system": platform.platform(),

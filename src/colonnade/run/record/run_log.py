@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from colonnade.describe.run_folder import FORMAT, METRICS, PROGRESS, RUN, TIMELINE
+from colonnade.describe.run_folder import FORMAT, METRICS, PREDICTED, PROGRESS, RUN, TIMELINE
 from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem
 
@@ -86,6 +86,14 @@ class RunLog:
         """Some steps were profiled."""
         if self._folder is not None:
             replace(self._folder / TIMELINE, timeline.to_json())
+
+    def predicted(self, timeline: Timeline | None) -> None:
+        """A step as it was simulated, if it was; what an earlier fit had predicted is no longer said."""
+        if self._folder is not None:
+            if timeline is None:
+                (self._folder / PREDICTED).unlink(missing_ok=True)
+            else:
+                replace(self._folder / PREDICTED, timeline.to_json())
 
     def _describe(self) -> None:
         if self._folder is not None:

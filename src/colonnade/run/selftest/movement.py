@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.describe.topology import Topology
-from colonnade.hardware import collective, limit
-from colonnade.hardware import copies as sending
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.admission import lets_others_in
+from colonnade.hardware.doctors.admission import lets_others_in
 from colonnade.hardware.placement import short
-from colonnade.hardware.watchdog import ask
+from colonnade.hardware.probes import collective, limit
+from colonnade.hardware.probes import copies as sending
+from colonnade.hardware.probes.watchdog import ask
 from colonnade.reason.transfers.reduction import reduction
 from colonnade.run.move.reduce import Order, order_for, reduce, spread, star
 from colonnade.run.selftest.verdict import Verdict

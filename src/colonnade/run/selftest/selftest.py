@@ -12,8 +12,8 @@ from functools import partial
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
-from colonnade.hardware import limit
 from colonnade.hardware.layout import Request, leased
+from colonnade.hardware.probes import limit
 from colonnade.run.selftest import equivalence, movement, summing
 from colonnade.run.selftest.verdict import Result, SelfCheck
 from colonnade.run.variables.homes import MODES

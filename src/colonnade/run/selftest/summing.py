@@ -1,6 +1,6 @@
 """The check of the self-test that compares ways of summing: whether each is right, and how fast it is.
 
-What it finds on cards is remembered (`hardware.verdicts`), and `reduce="auto"` goes by it.
+What it finds on cards is remembered (`hardware.probes.verdicts`), and `reduce="auto"` goes by it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from colonnade.hardware import collective, verdicts
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.admission import lets_others_in
-from colonnade.hardware.repeated import seconds_per_round
+from colonnade.hardware.doctors.admission import lets_others_in
+from colonnade.hardware.probes import collective, verdicts
+from colonnade.hardware.probes.repeated import seconds_per_round
 from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.move.reduce import bucket_for, links_of, reduce, spread, tree_for
 from colonnade.run.move.reductions import LIBRARY, RING, TREE

@@ -14,8 +14,8 @@ from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.sync_cut import call_with_sums, problems
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.homes import Homes
 
 

@@ -1,4 +1,4 @@
-"""Averages gradients: adds up those of all slices, dense and sparse, to that of the whole batch."""
+"""Adds up the gradients of all slices, dense and sparse; `engine.gradients` divides by the weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -57,6 +57,7 @@ class Share:
     health: Any  # a number per gradient that is finite only if the gradient is; None if not examined
     seconds: Any = None  # how long the replica took, where that is measured
     sizes: Any = None  # for each gradient that is sparse, how many rows each lookup has; else None
+    turned: Any = None  # when the loss was there and the way back began, where that is noted
 
 
 class Objective(Traced):
@@ -75,10 +76,11 @@ class Objective(Traced):
         trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = list,
         *,
         timed: bool = False,
+        turning: bool = False,
         examined: bool = True,
     ) -> None:
         self._arguments, self._scale_loss, self._trainable = arguments, scale_loss, trainable
-        self._timed, self._examined = timed, examined
+        self._timed, self._turning, self._examined = timed, turning, examined
         self.parameters: list[tf.Variable] = []
         super().__init__(loss, arguments, voice)
 
@@ -114,23 +116,33 @@ class Objective(Traced):
         if not self._timed:
             return components, None
         with tf.control_dependencies(components):
-            begin = _now()
+            begin = now()
         with tf.control_dependencies([begin]):
             return [tf.identity(component) for component in components], begin
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         self.parameters = list(self._trainable(tape.watched_variables()))
+        turned, upstream = self._turned(differentiated)
         with self._context.around_gradient():
-            gradients = tape.gradient(differentiated, self.parameters)
+            gradients = tape.gradient(differentiated, self.parameters, output_gradients=upstream)
         with tf.name_scope(HEALTH):
             health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None
         if begin is not None:
             done = tf.nest.flatten([share.loss, [g for g in gradients if g is not None]], True)
             with tf.control_dependencies(done):
-                seconds = _now() - begin
+                seconds = now() - begin
         sizes = [sizes_of(g.indices) if isinstance(g, tf.IndexedSlices) else None for g in gradients]
-        return replace(share, gradients=gradients, health=health, seconds=seconds, sizes=sizes)
+        return replace(share, gradients=gradients, health=health, seconds=seconds, turned=turned, sizes=sizes)
+
+    def _turned(self, differentiated: Any) -> tuple[Any, Any]:
+        """When the forward pass was over, and what the way back begins with, which waits for that note."""
+        if not self._turning:
+            return None, None
+        with tf.control_dependencies([differentiated]):
+            turned = now()
+        with tf.control_dependencies([turned]):
+            return turned, tf.ones_like(differentiated)
 
     @cached_property
     def forms(self) -> list[Form]:
@@ -264,7 +276,7 @@ def vital(gradient: Any) -> Any:
     return tf.cast(whole, tf.float32)
 
 
-def _now() -> Any:
+def now() -> Any:
     """The time. Cards have no kernel for it; beside a CPU device it is read there, to send nothing."""
     with tf.device("/device:CPU:0" if hardware.has_cards() else ""):
         return tf.timestamp()

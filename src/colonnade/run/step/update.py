@@ -24,7 +24,7 @@ from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.xla import compiled, worth_compiling
 from colonnade.run.trace.captures import ancestors, captures
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.keras_owner import keras_variables
 
 GATE = tf.TensorSpec([], tf.int32)
 
@@ -189,7 +189,8 @@ def inside(optimizer: Any) -> list[Any]:
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
     """Each with the Keras variable around it, if there is one: that knows its constraint and its path."""
-    return [variable if (known := keras_variable(variable)) is None else known for variable in variables]
+    owners = keras_variables(variables)
+    return [v if owner is None else owner for v, owner in zip(variables, owners, strict=True)]
 
 
 def _traced(apply: Any, specs: Sequence[Any], optimizer: Any) -> Any:

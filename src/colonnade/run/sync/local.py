@@ -16,8 +16,8 @@ from colonnade.run.step.objective import Share
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.sync_cut import refusals
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named
 

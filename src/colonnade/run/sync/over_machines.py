@@ -37,7 +37,7 @@ def idle_share(traced: Objective) -> Share:
     weight = None if share.weight is None else tf.zeros([], share.weight.dtype)
     metrics = {name: tf.zeros([], value.dtype) for name, value in share.metrics.items()}
     health = tf.zeros(share.health.shape, share.health.dtype)
-    return Share(tf.zeros([], share.loss.dtype), weight, metrics, None, gradients, health, None, sizes)
+    return Share(tf.zeros([], share.loss.dtype), weight, metrics, None, gradients, health, sizes=sizes)
 
 
 def nothing_of(gradient: Any, parameter: tf.Variable) -> Any:
@@ -204,9 +204,9 @@ def other_batch(sizes: Sequence[Any]) -> InvalidArgument:
         "is not the same on all machines: each must read all of the data in the same order (a list of files "
         "in the order of the disk, a generator of random numbers or a clock may differ)"
     )
-    told = f"batches of {' and '.join(map(str, sizes))} rows" if sizes else "a batch"
+    rows = f"batches of {' and '.join(map(str, sizes))} rows" if sizes else "a batch"
     fix = "Sort the files, seed what is random, and read the same files everywhere"
-    return InvalidArgument("fit()", [Problem("data", told, rule, fix)])
+    return InvalidArgument("fit()", [Problem("data", rows, rule, fix)])
 
 
 def of_own_data(traces: Sequence[Objective], recipes: Sequence[Sequence[Recipe]]) -> Iterator[Problem]:

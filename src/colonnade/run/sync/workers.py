@@ -25,7 +25,7 @@ from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import idle_share
 from colonnade.run.sync.summation import Summation
-from colonnade.run.trace.sync_cut import add_nothing, call_with_sums, problems
+from colonnade.run.trace_cut.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.variables.homes import Homes, owners_of
 
 

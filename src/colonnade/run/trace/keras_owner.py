@@ -1,7 +1,7 @@
 """Finds the Keras variable around a tf.Variable, and the layer whose state it is.
 
 Nothing leads from a `tf.Variable` to either of them, so the objects of the process are looked at; once for
-each variable, because that takes some tens of milliseconds. `gc.freeze()` hides objects; see `_Frozen`.
+many variables, because that takes some tens of milliseconds. `gc.freeze()` hides objects; see `_Living`.
 """
 
 import gc
@@ -27,55 +27,73 @@ class _Known:
 
 
 _KNOWN: dict[int, _Known] = {}  # by the id of the variable, which another one may have later
+_NOBODY = _Known(lambda: None)
+
+
+def keras_variables(variables: Iterable[tf.Variable]) -> list[Any]:
+    """The Keras variable around each of them, or None."""
+    return [None if (around := known.keras_variable) is None else around() for known in _known(variables)]
 
 
 def keras_variable(variable: tf.Variable) -> Any:
     """The Keras variable around it, or None."""
-    reference = _known(variable).keras_variable
-    return None if reference is None else reference()
+    return keras_variables([variable])[0]
+
+
+def layers_of(variables: Iterable[tf.Variable]) -> list[Any]:
+    """Of each: the batch norm whose moving mean it is, or the recurrent layer whose state; or None."""
+    return [None if (layer := known.layer) is None else layer() for known in _known(variables)]
 
 
 def layer_of(variable: tf.Variable) -> Any:
     """The batch normalisation whose moving mean it is, or the recurrent layer whose state; or None."""
-    reference = _known(variable).layer
-    return None if reference is None else reference()
+    return layers_of([variable])[0]
 
 
-def _known(variable: tf.Variable) -> _Known:
-    known = _KNOWN.get(id(variable))
-    if known is None or known.variable() is not variable:
+def _known(variables: Iterable[tf.Variable]) -> list[_Known]:
+    variables = list(variables)
+    if any(_KNOWN.get(id(v), _NOBODY).variable() is not v for v in variables):
         _look()
-        known = _KNOWN.get(id(variable))
-    if known is None or known.variable() is not variable:
-        known = _KNOWN[id(variable)] = _Known(ref(variable))
-    return known
+    for variable in variables:
+        if _KNOWN.get(id(variable), _NOBODY).variable() is not variable:
+            _KNOWN[id(variable)] = _Known(ref(variable))
+    return [_KNOWN[id(variable)] for variable in variables]
 
 
-class _Frozen:
-    """What `gc.freeze()` has set aside, and `gc.get_objects()` does not show: weak references to it."""
+class _Canary:
+    """An object that `gc.get_objects()` shows until somebody calls `gc.freeze()`."""
+
+
+class _Living:
+    """The objects of some kinds. What `gc.freeze()` has set aside is kept as weak references.
+
+    To count what is frozen is to walk through all of it, so a canary tells whether there is more by now.
+    """
 
     def __init__(self) -> None:
-        self._count, self._references = 0, list[Any]()
+        self._frozen = list[Any]()
+        self._canary = _Canary() if gc.get_freeze_count() == 0 else None
 
     def of(self, kinds: set[type]) -> list[Any]:
-        """The frozen objects of some kinds; they are looked at anew only when there are more of them."""
-        count = gc.get_freeze_count()  # which walks through all of them
-        if count > self._count:
+        kinds = {*kinds, _Canary}
+        seen = list(_of(kinds, gc.get_objects()))
+        if not any(one is self._canary for one in seen):
             gc.unfreeze()
             gc.collect()  # or what is garbage by now would be frozen with the rest
-            self._references = [ref(one) for one in _of(kinds, gc.get_objects())]
+            everything = [one for one in _of(kinds, gc.get_objects()) if not isinstance(one, _Canary)]
             gc.freeze()  # as it was, with what has been made since
-            count = gc.get_freeze_count()
-        self._count = count
-        return [one for reference in self._references if (one := reference()) is not None]
+            self._frozen = [ref(one) for one in everything]
+            self._canary = _Canary()
+            seen = []
+        frozen = [one for reference in self._frozen if (one := reference()) is not None]
+        return [*frozen, *(one for one in seen if one is not self._canary)]
 
 
-_FROZEN = _Frozen()
+_LIVING = _Living()
 
 
 def _look() -> None:
-    kinds = _kinds(keras.Variable, *LAYERS)
-    alive = [*_FROZEN.of(kinds), *_of(kinds, gc.get_objects())]
+    alive = _LIVING.of(_kinds(keras.Variable, *LAYERS))
     layers = {id(v): layer for layer in alive if isinstance(layer, LAYERS) for v in _states(layer)}
     for number in [number for number, known in _KNOWN.items() if known.variable() is None]:
         del _KNOWN[number]

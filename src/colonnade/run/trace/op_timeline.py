@@ -4,10 +4,10 @@
     row_0_stage_1_F3/...                                a task of a pipeline: micro-batch 3, forward
     reduction_0_from_CPU_1_to_CPU_0_bytes_64/...        a message of a reduction
     update_0/..., update_0_sums_64/...                  an update; the second adds up the gradients itself
+    machines_7_bytes_64                                 a message between machines, of which hosts take care
 
-What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, `slice CPU:1 7`
-and `update CPU:1 7 64` where devices do not wait for each other. TensorFlow runs such a slice in one thread,
-and does not record its ops; so forward and backward are one event there, `compute`.
+What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, and what
+devices do that do not wait for each other (see `slice_marks`).
 
 On CPU devices an op's time is that of its execution. On cards it is that of its launch: TensorFlow
 records kernels elsewhere, which this does not read.
@@ -19,14 +19,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from colonnade.describe.breakdown import HOST, merged, without
+from colonnade.describe.spans import Span, merged, without
 from colonnade.describe.timeline import Event, Timeline
+from colonnade.describe.waits import HOST, OTHER_MACHINES, blamed
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
+from colonnade.run.trace.slice_marks import known_waits, slice_events
 
 REPLICA = re.compile(r"(?:^|/)replica_(\d+)_on_(\w+?)_(\d+)(_grad)?(?=/|_)")
 TASK = re.compile(r"(?:^|/)row_(\d+)_stage_(\d+)_([FB])(\d+)/")
 REDUCTION = re.compile(r"(?:^|/)(reduction_(\d+)_from_([\w.]+)_to_(\w+)_bytes_(\d+))(?:_\d+)?(?=/)")
 UPDATE = re.compile(r"(?:^|/)update_(\d+)(?:_sums_(\d+))?(?:_\d+)?/(?:.*?StatefulPartitionedCall/)?(.*)")
+MACHINES = re.compile(r"(?:^|/)machines_(\d+)_bytes_(\d+)(?:_\d+)?$")
 GRADIENT = re.compile(r"/(?:gradient_tape|health_of_gradients)/")
 # Ops that run where a variable lives or a value leaves, and not where their replica computes.
 PLUMBING = {
@@ -42,6 +45,7 @@ PLUMBING = {
 }
 # A device that does nothing for shorter than this, in seconds, does not wait for anything.
 SHORT = 2e-5
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
@@ -52,35 +56,26 @@ class Places:
         devices: of the replicas, in short.
         rows: of a pipeline: for each row the devices of its stages.
         updates: for each copy of the variables, and each op that works for one parameter alone, its device.
+        free: whether devices never wait for another one to compute.
     """
 
     devices: Sequence[str]
     rows: Sequence[Sequence[str]] = ()
     updates: Mapping[tuple[int, str], str] | None = None
+    free: bool = False
 
 
 def op_timeline(ops: Iterable[ProfiledOp], places: Places, first: int = 1) -> Timeline:
     """A timeline of the steps that were recorded, of which the first has this number."""
     known = [op for op in ops if op.op not in PLUMBING]
-    marked = [event for op in known if op.op == MARK for event in _marked(op, places)]
+    marks = [op for op in known if op.op == MARK]
+    marked = slice_events(marks, places.devices[0])
     starts = _beginnings(known)
     named = [event for op in known if op.op not in (MARK, FETCH) for event in _named(op, places)]
     work = [*marked, *_joined([_numbered(event, starts, first) for event in named])]
     events = [*work, *_hosted(known, work)]
     every = dict.fromkeys([*places.devices, *(device for row in places.rows for device in row)])
-    return Timeline.of([*events, *_waits(events, every)])
-
-
-def _marked(op: ProfiledOp, places: Places) -> Iterator[Event]:
-    """What a device does by itself, as it was marked."""
-    kind, *words = op.name.split(" ")
-    if kind == "slice":
-        yield Event(words[0], op.start, op.end, "compute", step=int(words[1]))
-    if kind == "update":
-        event = Event(words[0], op.start, op.end, "update", step=int(words[1]))
-        home = places.devices[0]
-        sent = replace(event, bytes=int(words[2]), link=f"{words[0]} -> {home}")
-        yield event if words[0] == home else sent
+    return Timeline.of([*events, *_waits(events, every, marks, places.free)])
 
 
 def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
@@ -98,6 +93,9 @@ def _named(op: ProfiledOp, places: Places) -> Iterator[Event]:
         link = f"{sources.replace('.', ', ')} -> {target}"
         moved, bucket = int(reduction[5]), int(reduction[2])
         yield Event(target, op.start, op.end, "reduction", bytes=moved, bucket=bucket, link=link)
+    elif message := MACHINES.search(op.name):
+        key, moved = int(message[1]), int(message[2])
+        yield Event(HOST, op.start, op.end, "reduction", bytes=moved, bucket=key, link=OTHER_MACHINES)
     elif update := UPDATE.search(op.name):
         copy = int(update[1])
         device = (places.updates or {}).get((copy, update[3]), places.devices[copy % len(places.devices)])
@@ -117,9 +115,9 @@ def _beginnings(ops: Iterable[ProfiledOp]) -> list[float]:
     """
     times: dict[str, list[float]] = defaultdict(list)
     for op in ops:
-        found = REPLICA.search(op.name) or TASK.search(op.name)
-        if found:
-            times[op.name[found.start() :]].append(op.start)
+        call = REPLICA.search(op.name) or TASK.search(op.name)
+        if call:
+            times[op.name[call.start() :]].append(op.start)
     if not times:
         return []
     usual = Counter(map(len, times.values())).most_common(1)[0][0]
@@ -172,34 +170,38 @@ def _turn(members: Sequence[Event]) -> float:
 
 
 def _hosted(ops: Iterable[ProfiledOp], numbered: Sequence[Event]) -> Iterator[Event]:
-    """Input and checkpoints, as far as they lie within the steps."""
+    """Input and checkpoints of the steps: what was fetched for the first one came before it."""
     begin = min((event.start for event in numbered), default=0.0)
     end = max((event.end for event in numbered), default=0.0)
     starts = sorted((event.start, event.step) for event in numbered if event.step is not None)
 
     def step(at: float) -> int | None:
-        place = bisect_right(starts, (at, float("inf"))) - 1
+        place = bisect_right(starts, (at, INFINITE)) - 1
         return starts[max(0, place)][1] if starts else None
 
     for op in ops:
-        inside = op.end > begin and op.start < end
-        if op.op == FETCH and inside:
+        if op.op == FETCH and op.bytes and op.start < end:  # the end of data has no bytes
             yield Event(HOST, op.start, op.end, "input", bytes=op.bytes, step=step(op.start))
-        elif op.op == MARK and op.name.startswith("checkpoint ") and inside:
+        elif op.op == MARK and op.name.startswith("checkpoint ") and begin < op.end and op.start < end:
             yield Event(HOST, op.start, op.end, "checkpoint", step=int(op.name.split(" ")[1]))
 
 
-def _waits(events: Sequence[Event], devices: Iterable[str]) -> Iterator[Event]:
-    """The times in which a device does nothing, from the first event of all to the last."""
-    begin = min((event.start for event in events if event.device != HOST), default=0.0)
+def _waits(
+    events: Sequence[Event], devices: Iterable[str], marks: Sequence[ProfiledOp], free: bool
+) -> Iterator[Event]:
+    """The times in which a device does nothing, from the first event of all to the last, and what for."""
+    begin = min((event.start for event in events), default=0.0)
     end = max((event.end for event in events if event.device != HOST), default=0.0)
-    for device in dict.fromkeys([*devices, *(event.device for event in events if event.device != HOST)]):
-        own = [event for event in events if event.device == device]
-        last = {event.start: event.step for event in own}
-        order = sorted(last)
-        busy = merged((event.start, event.end) for event in own)
-        for start, stop in without([(begin, end)], busy):
-            if stop - start >= SHORT:
-                before = bisect_right(order, start) - 1
-                step = last[order[max(0, before)]] if order else None
-                yield Event(device, start, stop, "waiting", step=step)
+    work: dict[str, dict[str, list[Span]]] = {device: defaultdict(list) for device in (*devices, HOST)}
+    for event in events:
+        work.setdefault(event.device, defaultdict(list))[event.kind].append((event.start, event.end))
+    for device in [device for device in work if device != HOST]:
+        numbers = sorted((e.start, e.step) for e in events if e.device == device and e.step is not None)
+        busy = merged(span for spans in work[device].values() for span in spans)
+        known = known_waits(marks, device, busy, work[HOST]["input"], (begin, end)) if free else {}
+        idle = [span for span in without([(begin, end)], busy) if span[1] - span[0] >= SHORT]
+        for cause, spans in blamed(device, idle, work, known, free=free).items():
+            for start, stop in spans:
+                before = bisect_right(numbers, (start, INFINITE)) - 1
+                step = numbers[max(0, before)][1] if numbers else None
+                yield Event(device, start, stop, "waiting", step=step, cause=cause)

@@ -1,12 +1,14 @@
 """What a plan means for `cn.Trainer`: its devices, where variables live, and how replicas work together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from colonnade.describe.plan import Plan
+from colonnade.describe.timeline import Timeline
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.placement import short
 from colonnade.run.asynchronous.asynchronous import Asynchronous
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.pipeline.checks import rows_planned
@@ -68,6 +70,23 @@ def settled(plan: Plan, devices: Any) -> Settled:
         return Settled(devices, Synchronous(), "auto")
     have = hardware.names()
     return Settled([have[d] for d in plan.devices], sync_of(plan), plan.variables)
+
+
+def predicted(plan: Plan | None) -> Timeline | None:
+    """The timeline that a plan was chosen for, with the names of devices as they are here."""
+    if plan is None or plan.timeline is None:
+        return None
+    names = {f"device {i}": short(device) for i, device in enumerate(hardware.names())}
+
+    def named(words: str) -> str:
+        return " -> ".join(names.get(one, one) for one in words.split(" -> "))
+
+    return Timeline(
+        tuple(
+            replace(event, device=named(event.device), link=event.link and named(event.link))
+            for event in plan.timeline.events
+        )
+    )
 
 
 def sync_of(plan: Plan) -> Sync:

@@ -5,7 +5,7 @@ from typing import Any
 
 from colonnade.errors import InvalidArgument, Problem, whole
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.joining import joined
+from colonnade.hardware.clusters.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem

@@ -105,10 +105,10 @@ class Fitting:
 
     def _agreed(self) -> int:
         """What all machines want of the next call: as many steps as the least of them, or none."""
-        told = self.interrupted.told() if self.interrupted.is_set() else None
+        heard = self.interrupted.told() if self.interrupted.is_set() else None
         rows = self.stream.rows_at_hand if isinstance(self.stream, GraphStream) else 0
         seen = self.stream.digest_at_hand() if self.apart and isinstance(self.stream, GraphStream) else []
-        every = self.peers.exchange("the next steps", [self._wanted(), told, self.stopped, rows, seen])
+        every = self.peers.exchange("the next steps", [self._wanted(), heard, self.stopped, rows, seen])
         if any(one[4] != seen for one in every):  # where steps do not tell of it themselves
             raise other_batch([one[3] for one in every])
         for signal in [one[1] for one in every if one[1] is not None]:

@@ -53,8 +53,8 @@ def difference(predicted: Prediction, seconds: float, contributions: dict[str, f
     if predicted.step <= 0 or seconds <= 0 or abs(seconds / predicted.step - 1) <= QUARTER:
         return None
     ratio = seconds / predicted.step
-    told = duration(predicted.step)
-    line = f"a step took {duration(seconds)}, {ratio:.2g} times the {told} that were predicted"
+    expected = duration(predicted.step)
+    line = f"a step took {duration(seconds)}, {ratio:.2g} times the {expected} that were predicted"
     known = {name: took for name, took in contributions.items() if took > 0}
     if ratio < 1 or not known:
         return line

@@ -7,6 +7,7 @@ from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem, check, whole
 from colonnade.hardware.placement import short
 from colonnade.hardware.profile import ProfiledOp
+from colonnade.run.asynchronous.engine import AsynchronousEngine
 from colonnade.run.engine.history import History
 from colonnade.run.engine.protocols import Engine
 from colonnade.run.pipeline.pipeline import Pipeline
@@ -42,5 +43,6 @@ def timeline_of(
     rows = [[short(device) for device in row] for row in pipeline.rows] if pipeline else []
     updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
     short_names = {key: short(device) for key, device in updates.items()}
-    places = Places([short(device) for device in engine.devices], rows, short_names)
+    free = isinstance(engine, AsynchronousEngine) and engine.order is None
+    places = Places([short(device) for device in engine.devices], rows, short_names, free)
     return op_timeline(ops, places, first)

@@ -33,7 +33,7 @@ from colonnade.run.pipeline.rows import pipelined
 from colonnade.run.prove.verdict import Prover, of_prove
 from colonnade.run.record.profiling import Profiling, profile_problems
 from colonnade.run.record.progress import Progress
-from colonnade.run.record.run_facts import facts, peaks
+from colonnade.run.record.run_facts import called, facts, peaks
 from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
@@ -129,7 +129,7 @@ class Trainer:
         self.optimizer, self._built_before = optimizer, optimizer.built
         mode = home(sync, variables, self.devices)
         self._pipeline = pipeline
-        self._sync = "Pipeline" if pipeline is not None else repr(sync)
+        self._sync = "Pipeline" if pipeline is not None else called(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
         self._compilation = Compilation(compile)
         self._engine: Engine
@@ -215,7 +215,9 @@ class Trainer:
         """What a log says of this training."""
         how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
         how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
-        return facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate)
+        plan = self._plan.predicted if self._plan is not None else None
+        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, plan)
+        return {**told, "machines": {"names": self._peers.names, "rank": self._peers.rank}}
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -278,8 +280,8 @@ class Trainer:
         if steps is None and epochs is None:
             epochs = 1
         every = checkpoint.every if checkpoint is not None else None
-        told = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
-        self._peers.agree("fit()", {**told, "checkpoint every": every})
+        arguments = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
+        self._peers.agree("fit()", {**arguments, "checkpoint every": every})
         logdir = self._peers.own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
         keywords = self._mode(training=True)
@@ -300,6 +302,7 @@ class Trainer:
         ):
             self._compilation.say = shown.say
             self._to_prove(Prover(prove, "fit()", shown.say))
+            log.predicted(by_plan.predicted(self._plan))
             ends = partial(self._ends, callbacks)
             fitting = Fitting(
                 self._counts,

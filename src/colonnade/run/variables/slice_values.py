@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.trace.captures import READS
-from colonnade.run.trace.sync_cut import reached
 from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import reached
 from colonnade.run.variables.aggregation import is_random_state
 
 

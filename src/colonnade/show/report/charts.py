@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from colonnade.describe.breakdown import HOST, KINDS
-from colonnade.describe.colours import KIND_COLOURS, OTHER, line_colour
-from colonnade.describe.html import size
+from colonnade.describe.breakdown import KINDS
+from colonnade.describe.device_order import in_order
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER, line_colour
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number
-from colonnade.describe.timeline import Event, Timeline, in_order
+from colonnade.describe.timeline import Event, Timeline
+from colonnade.describe.waits import HOST
 from colonnade.show.report.thinning import extremes, kept
 
 Chart = dict[str, Any]
@@ -159,8 +161,8 @@ def shares(run: Run) -> Chart | None:
 
 def staleness(run: Run) -> Chart | None:
     """How many gradients of each age were applied in all."""
-    told = next((dict(found) for line in reversed(run.lines) if (found := inner(line, "staleness"))), {})
-    ages = {int(age): count for age, n in told.items() if age.isdigit() and (count := number(n))}
+    counts = next((dict(seen) for line in reversed(run.lines) if (seen := inner(line, "staleness"))), {})
+    ages = {int(age): count for age, n in counts.items() if age.isdigit() and (count := number(n))}
     if not ages:
         return None
     order = sorted(ages)
@@ -195,8 +197,8 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
             "text": [_told(event) for event in by_kind[kind]],
             "textposition": "none",
             "marker": {"color": KIND_COLOURS.get(kind, OTHER), "line": {"width": 0}},
-            "hovertemplate": f"<b>{escape(kind)}</b> %{{text}}<br>%{{x:.4g}} ms, from %{{base:.5g}} ms"
-            "<extra></extra>",
+            # Plotly's x is where a bar ends.
+            "hovertemplate": f"<b>{escape(kind)}</b> %{{text}}, from %{{base:.5~g}} ms<extra></extra>",
         }
         for kind in order
     ]
@@ -217,7 +219,7 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
 
 
 def _told(event: Event) -> str:
-    """What is known of an event beside its times."""
+    """What is known of an event, and how long it took."""
     said = [] if event.step is None else [f"step {event.step}"]
     if event.stage is not None:
         said.append(f"stage {event.stage}")
@@ -229,13 +231,15 @@ def _told(event: Event) -> str:
         said.append(escape(event.link))
     if event.bytes:
         said.append(size(event.bytes))
-    return ", ".join(said)
+    if event.cause:
+        said.append(f"for {escape(event.cause)}")
+    return f"{', '.join(said)}<br>{event.seconds * 1e3:.4g} ms"
 
 
 def memory(run: Run) -> Chart | None:
     """What each device was estimated to need, what it held at most, and its limit."""
-    told = inner(run.facts, "memory")
-    estimate, limits = inner(told, "estimate"), inner(told, "limits")
+    facts = inner(run.facts, "memory")
+    estimate, limits = inner(facts, "estimate"), inner(facts, "limits")
     real: dict[str, float] = {}
     for line in (*run.happened("memory"), *run.happened("end")):
         held = inner(inner(line, "memory"), "devices")

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from colonnade import __version__
-from colonnade.describe.breakdown import PROGRAM
-from colonnade.describe.colours import line_colour
-from colonnade.describe.html import network, size
-from colonnade.describe.run_folder import Run, number, read_run
-from colonnade.describe.timeline import in_order
+from colonnade.describe.device_order import in_order
+from colonnade.describe.pictures.colours import line_colour
+from colonnade.describe.pictures.html import network, size
+from colonnade.describe.run_folder import Run, inner, number, read_run
+from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
+from colonnade.show.report.forecast import forecast
 from colonnade.show.report.study import is_study, study_page
 
 # By this a page knows that it may be made again.
@@ -38,7 +39,7 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     """
     check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
     of_study = any(is_study(Path(path)) for path in paths)
-    runs = [] if of_study else [read_run(path, WHERE) for path in paths]
+    runs = [] if of_study else _read(paths)
     page = _output(paths, output)
     check(WHERE, _unwritable(page, force))
     text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
@@ -49,6 +50,19 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     except OSError as error:
         raise InvalidArgument(WHERE, [_closed(page, error.strerror)]) from None
     return page
+
+
+def _read(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs; what is wrong with any of the folders comes in one error."""
+    runs: list[Run] = []
+    wrong: list[Problem] = []
+    for path in paths:
+        try:
+            runs.append(read_run(path, WHERE))
+        except InvalidArgument as error:
+            wrong += error.problems
+    check(WHERE, wrong)
+    return runs
 
 
 def watch(
@@ -112,12 +126,12 @@ def rendered(runs: Sequence[Run], now: float) -> str:
             raise
         raise ColonnadeError("a report needs Plotly and Jinja2: pip install 'colonnade[report]'") from None
     drawn: list[charts.Chart] = []
-    told = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
+    described = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
     metrics = ["loss", *dict.fromkeys(name for run in runs for name in run.metrics)]
     logged = [run for run in runs if run.lines]
     learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
     speed = _add(drawn, charts.speed(logged)) if logged else None
-    states = [one["state"][0] for one in told]
+    states = [one["state"][0] for one in described]
     compared = run_summary.comparison(runs, now)
     return render(
         "report.html",
@@ -125,14 +139,14 @@ def rendered(runs: Sequence[Run], now: float) -> str:
         version=__version__,
         made=run_summary.moment(now),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        lead=told[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
+        lead=described[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
         refresh=SECONDS if "running" in states else 0,
-        runs=told,
+        runs=described,
         names=[run.name for run in runs],
         compared=[list(compared[0]), *(list(row.values()) for row in compared)],
         differences=[[name, *values] for name, values in run_summary.differences(runs)],
         flaws=[words if len(runs) == 1 else f"{run.name}: {words}" for run in runs for words in _flaws(run)],
-        sections=_sections(told),
+        sections=_sections(described),
         learning=learning,
         banded=any("loss_max" in line for run in runs for line in run.lines),
         speed=speed,
@@ -147,11 +161,11 @@ def _flaws(run: Run) -> list[str]:
     return [*run.flaws, *([bad] if bad else [])]
 
 
-def _sections(told: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    if len(told) > 1:
+def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    if len(described) > 1:
         first = [("Compared", "compared"), ("Learning", "learning"), ("Speed", "speed")]
-        return [*first, *((one["name"], one["key"]) for one in told)]
-    key = told[0]["key"]
+        return [*first, *((one["name"], one["key"]) for one in described)]
+    key = described[0]["key"]
     return [
         ("Learning", "learning"),
         ("Speed", "speed"),
@@ -201,8 +215,12 @@ def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, 
 
 def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Where the time went."""
+    foretold = None
+    if run.predicted is not None and run.predicted.events:
+        foretold = charts.timeline(run.predicted, "predicted")[0]
+    common = {"forecast": forecast(run), "predicted": _add(drawn, foretold)}
     if run.timeline is None or not run.timeline.events:
-        return {"words": [], "timeline": None, "predicted": None, "undrawn": 0}
+        return {**common, "words": [], "timeline": None, "undrawn": 0}
     breakdown = run.timeline.breakdown()
     advice = {f"{words[0].upper()}{words[1:]}." for words in breakdown.advice()}
     chart, undrawn = charts.timeline(run.timeline, "measured")
@@ -211,15 +229,11 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
         return f"{amount / breakdown.span:.1%}" if breakdown.span else ""
 
     waits = {device: _reasons(row) for device, row in breakdown.waited_for.items()}
-    predicted = charts.timeline(run.predicted, "predicted")[0] if run.predicted is not None else None
-    words = [(sentence, sentence in advice) for sentence in breakdown.sentences()]
-    if run.predicted is not None and run.predicted.span and run.timeline.span:
-        ratio = breakdown.span / max(breakdown.num_steps, 1) / _step(run.predicted)
-        words.append((f"A step takes {ratio:.2f} times as long as predicted.", False))
+    reasons = [what for what in _REASONS if _any(waits, what, breakdown.span)]
     return {
-        "words": words,
+        **common,
+        "words": [(sentence, sentence in advice) for sentence in breakdown.sentences()],
         "timeline": _add(drawn, chart),
-        "predicted": _add(drawn, predicted),
         "undrawn": undrawn,
         "parts": [
             ["device", *breakdown.kinds],
@@ -229,17 +243,24 @@ def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
             ),
         ],
         "waits": [
-            ["device", *(what for what in _REASONS if _any(waits, what))],
-            *(
-                [device, *(part(amount) for what, amount in waits[device].items() if _any(waits, what))]
-                for device in in_order(waits)
-            ),
+            ["device", *reasons],
+            *([device, *(part(waits[device][what]) for what in reasons)] for device in in_order(waits)),
         ],
     }
 
 
 # What devices wait for, as the page tells it.
-_REASONS = ("other devices", "reduction", "update", "input", "checkpoint", PROGRAM)
+_REASONS = (
+    "other devices",
+    OTHER_MACHINES,
+    "reduction",
+    "update",
+    "input",
+    "checkpoint",
+    BOUND,
+    EDGE,
+    PROGRAM,
+)
 
 
 def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
@@ -248,12 +269,8 @@ def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
     return {_REASONS[0]: sum(waited.values()) - sum(known.values()), **known}
 
 
-def _any(waits: Mapping[str, Mapping[str, float]], what: str) -> bool:
-    return any(row[what] > 0 for row in waits.values())
-
-
-def _step(timeline: Any) -> float:
-    return float(timeline.span / max(len(timeline.steps), 1))
+def _any(waits: Mapping[str, Mapping[str, float]], what: str, span: float) -> bool:
+    return any(row[what] > 0.0005 * span for row in waits.values())
 
 
 def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
@@ -282,6 +299,14 @@ def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
 
 
 def _notes(run: Run) -> Iterator[str]:
+    names = inner(run.facts, "machines").get("names")
+    if isinstance(names, list) and len(names) > 1:
+        own = int(number(inner(run.facts, "machines").get("rank")) or 0)
+        who = f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if own < len(names) else "one"
+        yield (
+            f"This is the log of {who}. Loss and speed are those of all; devices, memory, links and the "
+            "timeline are its own. The others write into machine-1, machine-2, ... of the first one's folder."
+        )
     held = run_summary.process_memory(run)
     if held:
         yield f"The process held {size(held)} of main memory at most, which all CPU devices share."

@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from colonnade.describe.html import size
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Line, Run, inner, number, sessions
 
 # A run whose files were not touched for so many seconds, and that did not end, was killed.
 SILENT = 120.0
+# Settings that Keras makes up, and that say nothing of a run.
+MADE_UP = ("Optimizer: name",)
 
 
 @dataclass(frozen=True)
@@ -27,29 +29,29 @@ def tiles(run: Run) -> list[Tile]:
     losses = [value for value in run.column("loss") if value is not None]
     rates = [value for value in run.column("examples_per_second") if value is not None]
     steps = int(number(run.lines[-1].get("step")) or 0) if run.lines else 0
-    found = [Tile("steps", f"{steps:,}", _asked(run, steps))]
+    strip = [Tile("steps", f"{steps:,}", _asked(run, steps))]
     if losses:
-        found.append(Tile("loss", f"{losses[-1]:.4g}", f"lowest {min(losses):.4g}"))
+        strip.append(Tile("loss", f"{losses[-1]:.4g}", f"lowest {min(losses):.4g}"))
     for name in run.metrics[:2]:
         values = [value for value in run.column(name) if value is not None]
-        found.append(Tile(name, f"{values[-1]:.4g}", f"{min(values):.4g} to {max(values):.4g}"))
+        strip.append(Tile(name, f"{values[-1]:.4g}", f"{min(values):.4g} to {max(values):.4g}"))
     if rates:
-        found.append(Tile("examples/s", f"{median(rates):,.0f}", "median of all lines"))
+        strip.append(Tile("examples/s", f"{median(rates):,.0f}", "median of all lines"))
     if (seconds := trained(run)) > 0:
-        found.append(Tile("time", duration(seconds), _began(run)))
+        strip.append(Tile("time", duration(seconds), _began(run)))
     devices = run.facts.get("devices")
     if isinstance(devices, list):
-        found.append(Tile("devices", str(len(devices)), sync(run)))
+        strip.append(Tile("devices", str(len(devices)), sync(run)))
     if run.timeline is not None:
         breakdown = run.timeline.breakdown()
-        found.append(
+        strip.append(
             Tile("waiting", f"{breakdown.part('waiting'):.0%}", "of the devices' time, in a profile")
         )
     if (stalled := stall(run)) and seconds:
-        found.append(
+        strip.append(
             Tile("stalled by saves", f"{stalled / seconds:.2%}", f"{len(run.happened('save'))} saves")
         )
-    return found
+    return strip
 
 
 def _asked(run: Run, steps: int) -> str:
@@ -114,10 +116,10 @@ def stall(run: Run) -> float:
 
 def state(run: Run, now: float) -> tuple[str, str]:
     """How the run is: a word for its looks (running, good, bad, unknown), and words for people."""
-    found = list(sessions(run))
-    if not found:
+    pairs = list(sessions(run))
+    if not pairs:
         return "unknown", "how it ended is not known"
-    _, end = found[-1]
+    _, end = pairs[-1]
     if end is not None:
         how = str(end.get("how", ""))
         looks = {"finished": "good", "interrupted": "unknown"}.get(how, "bad")
@@ -191,12 +193,12 @@ def _plain(value: Any) -> str:
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, each with its value in every run."""
-    told = [
+    by_run = [
         {f"{g}: {n}": v for g, values in settings(run).items() for n, v in values.items()} for run in runs
     ]
-    names = dict.fromkeys(name for one in told for name in one)
-    rows = [(name, [one.get(name, "") for one in told]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    names = dict.fromkeys(name for one in by_run for name in one)
+    rows = [(name, [one.get(name, "") for one in by_run]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in MADE_UP]
 
 
 def comparison(runs: Sequence[Run], now: float) -> list[dict[str, str]]:
@@ -229,8 +231,8 @@ def history(run: Run) -> list[tuple[str, str]]:
 
 
 def _told(run: Run) -> Iterator[tuple[float, str]]:
-    found = list(sessions(run))
-    for k, (begin, end) in enumerate(found):
+    pairs = list(sessions(run))
+    for k, (begin, end) in enumerate(pairs):
         start = number(begin.get("time")) or 0.0
         step, resumed = number(begin.get("step")) or 0, number(begin.get("resumed"))
         words = "began" if k == 0 else "began again"
@@ -241,8 +243,8 @@ def _told(run: Run) -> Iterator[tuple[float, str]]:
         if end is not None:
             at = number(end.get("step")) or 0
             yield number(end.get("time")) or start, f"{end.get('how', 'ended')} at step {at:,.0f}"
-        elif k + 1 < len(found):
-            following = number(found[k + 1][0].get("time")) or start
+        elif k + 1 < len(pairs):
+            following = number(pairs[k + 1][0].get("time")) or start
             yield following - 1e-6, "was killed some time before"
 
 
@@ -278,13 +280,13 @@ def not_finite(run: Run) -> str | None:
 
 def links(run: Run) -> Mapping[tuple[str, str], float]:
     """The bytes of a step by link."""
-    told: Any = run.facts.get("links")
-    found: dict[tuple[str, str], float] = {}
-    for link in told if isinstance(told, list) else []:
+    listed: Any = run.facts.get("links")
+    amounts: dict[tuple[str, str], float] = {}
+    for link in listed if isinstance(listed, list) else []:
         amount = number(link.get("bytes")) if isinstance(link, dict) else None
         if amount is not None:
-            found[str(link.get("from")), str(link.get("to"))] = amount
-    return found
+            amounts[str(link.get("from")), str(link.get("to"))] = amount
+    return amounts
 
 
 def saves(run: Run) -> Sequence[Line]:

@@ -21,7 +21,10 @@ LOG_LINES = 20  # of the log of a trial that failed
 
 def is_study(folder: Path) -> bool:
     """Whether a folder is that of a study, as `colonnade sweep` makes it."""
-    return (folder / "study.json").is_file()
+    try:
+        return (folder / "study.json").is_file()
+    except OSError:  # one that may not be looked into; whoever reads it says so
+        return False
 
 
 def write_page(folder: Path) -> Path:

@@ -1,0 +1,133 @@
+"""Small pieces of HTML for notebooks and pages: tables and pictures that follow the colours around them.
+
+Everything that comes from a user is escaped. Colours are those of the page (`currentColor`), so that a
+piece can be read in light and in dark notebooks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
+
+_NODE = "#4b5468"  # under white letters, on light and on dark ground
+_CELL = "padding:.2em .8em;border-bottom:1px solid #8883;text-align:"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
+    """A table; the first column is text, and others are numbers.
+
+    >>> "&lt;b&gt;" in table(["a"], [["<b>"]])
+    True
+    """
+    sides = ["left", *["right"] * (len(head) - 1)]
+
+    def line(tag: str, cells: Sequence[object]) -> str:
+        inner = "".join(
+            f'<{tag} style="{_CELL}{side}">{escape(str(cell))}</{tag}>'
+            for side, cell in zip(sides, cells, strict=True)
+        )
+        return f"<tr>{inner}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    named = f'<div style="font-weight:600;margin:.3em 0">{escape(title)}</div>' if title else ""
+    style = "border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit;background:none"
+    return (
+        f'<div class="colonnade" style="overflow-x:auto">{named}<table style="{style}">'
+        f"<thead>{line('th', head)}</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def paragraphs(sentences: Iterable[str]) -> str:
+    """Sentences, one under the other."""
+    return "".join(f'<div style="margin:.3em 0">{escape(sentence)}</div>' for sentence in sentences)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as people say them.
+
+    >>> size(0), size(1500), size(3 * 2**20)
+    ('0 B', '1.5 KiB', '3.0 MiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log(num_bytes, 1024)), len(units) - 1) if num_bytes >= 1 else 0
+    return f"{num_bytes:.0f} B" if power == 0 else f"{num_bytes / 1024**power:.1f} {units[power]}"
+
+
+def bars(rows: Mapping[str, Mapping[str, float]], total: float, more: Iterable[str] = ()) -> str:
+    """A bar per row, cut into coloured parts of a total, with a legend under all of them, and of `more`."""
+    kinds = dict.fromkeys([*more, *(kind for parts in rows.values() for kind in parts)])
+    lines = []
+    for name, parts in rows.items():
+        pieces = "".join(
+            f'<span title="{escape(f"{kind}: {amount / total:.1%}")}" style="width:{amount / total:.4%};'
+            f'background:{KIND_COLOURS.get(kind, OTHER)}"></span>'
+            for kind, amount in parts.items()
+            if total > 0
+        )
+        lines.append(
+            f'<div style="display:flex;align-items:center;margin:.25em 0"><span style="flex:0 0 6em">'
+            f'{escape(name)}</span><span style="display:flex;flex:1;height:1.2em;max-width:40em;'
+            f'border-radius:.25em;overflow:hidden">{pieces}</span></div>'
+        )
+    return f'<div class="colonnade">{"".join(lines)}{legend(kinds)}</div>'
+
+
+def legend(kinds: Iterable[str]) -> str:
+    """What the colours of kinds mean."""
+    marks = "".join(
+        f'<span style="margin-right:1.2em;white-space:nowrap"><span style="display:inline-block;width:.8em;'
+        f'height:.8em;border-radius:.2em;margin-right:.4em;background:{KIND_COLOURS.get(kind, OTHER)}">'
+        f"</span>{escape(kind)}</span>"
+        for kind in kinds
+    )
+    return f'<div style="margin:.4em 0;font-size:.9em">{marks}</div>'
+
+
+def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, float]]) -> str:
+    """Devices in a ring and the links between them, thicker where more goes over.
+
+    Args:
+        names: of the devices.
+        links: by a pair of positions, the words for what goes from the first to the second, and how
+            much that is; both directions of a pair are drawn as one line.
+    """
+    most = max((amount for _, amount in links.values()), default=0.0)
+    # So large that the boxes of many devices do not touch each other.
+    radius = max(120.0, 12.0 * len(names))
+    wide, high = 2.7 * radius + 116, 2 * radius + 90
+    places = [
+        (
+            wide / 2 + 1.35 * radius * math.cos(2 * math.pi * i / len(names) - math.pi / 2),
+            high / 2 + radius * math.sin(2 * math.pi * i / len(names) - math.pi / 2),
+        )
+        for i in range(len(names))
+    ]
+    if len(names) == 2:
+        high = 110.0
+        places = [(wide * 0.22, high / 2), (wide * 0.78, high / 2)]
+    drawn = []
+    pairs = sorted({(min(pair), max(pair)) for pair in links if pair[0] != pair[1]})
+    for i, j in pairs:
+        both = [(pair, links[pair]) for pair in ((i, j), (j, i)) if pair in links]
+        amount = max(value for _, (_, value) in both)
+        words = "\n".join(f"{names[a]} → {names[b]}: {said}" for (a, b), (said, _) in both)
+        width = 1.2 + 6 * amount / most if most else 1.2
+        (x1, y1), (x2, y2) = places[i], places[j]
+        drawn.append(
+            f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" '
+            f'stroke="{KIND_COLOURS["reduction"]}" stroke-opacity=".65" '
+            f'stroke-width="{width:.1f}" stroke-linecap="round">'
+            f"<title>{escape(words)}</title></line>"
+        )
+    for (x, y), name in zip(places, names, strict=True):
+        drawn.append(
+            f'<g><rect x="{x - 36:.0f}" y="{y - 16:.0f}" width="72" height="32" rx="9" fill="{_NODE}"/>'
+            f'<text x="{x:.0f}" y="{y + 4.5:.0f}" text-anchor="middle" font-size="13" '
+            f'fill="#fff">{escape(name)}</text></g>'
+        )
+    style = f"max-width:{28 if len(names) <= 10 else 48}em;width:100%;height:auto"
+    return (
+        f'<svg class="colonnade" viewBox="0 0 {wide:.0f} {high:.0f}" role="img" '
+        f'aria-label="devices and links" style="{style}">{"".join(drawn)}</svg>'
+    )

@@ -1,0 +1,187 @@
+"""Connects the machines of a cluster: all others come to the first, and say who they are.
+
+The first one listens at its own address, before TensorFlow's server does, and closes that door when all are
+in. The connections stay (see `Meeting`): no port is opened that the cluster does not have anyway.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from colonnade.describe.clusters.address import parted
+from colonnade.describe.clusters.cluster import WHERE, Cluster
+from colonnade.errors import InvalidArgument, Problem
+
+LONGEST = 2**28  # bytes of a message that are read
+PATIENCE = 5.0  # seconds that a message may take to be sent
+JOIN_SECONDS = "COLONNADE_JOIN_SECONDS"
+Said = dict[str, Any]
+
+
+class MessageSocket:
+    """Messages, which are JSON, over a connection. Any thread may send, one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = struct.pack("ll", int(PATIENCE), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._connection = connection
+
+    def send(self, message: Said) -> None:
+        """Raises OSError if nobody takes it."""
+        text = json.dumps(message).encode()
+        self._connection.sendall(len(text).to_bytes(8, "big") + text)
+
+    def receive(self) -> Said | None:
+        """The next message; None at the end of the connection."""
+        try:
+            size = int.from_bytes(self._read(8), "big")
+            said = json.loads(self._read(size)) if size <= LONGEST else None
+        except (OSError, ValueError):
+            return None
+        return said if isinstance(said, dict) else None
+
+    def _read(self, size: int) -> bytes:
+        """So many bytes; raises OSError if the connection ends before."""
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._connection.recv(min(size - len(parts), 2**20))
+            if not part:
+                raise ConnectionResetError
+            parts += part
+        return bytes(parts)
+
+    def receive_within(self, seconds: float) -> Said | None:
+        """The next message, if it comes in time."""
+        self._connection.settimeout(max(seconds, 0.01))
+        try:
+            return self.receive()
+        finally:
+            self._connection.setblocking(True)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def gathered(cluster: Cluster, hello: Said, seconds: float) -> tuple[dict[int, MessageSocket], list[Said]]:
+    """Connect the machines: by rank the connections of this one, and what every machine said of itself.
+
+    Raises InvalidArgument, on every machine that is there, if one does not come in time.
+    """
+    deadline = time.monotonic() + seconds
+    mine = {**hello, "rank": cluster.rank, "size": cluster.size, "generation": cluster.generation}
+    if cluster.rank == 0:
+        return _receive_all(cluster, mine, deadline, seconds)
+    return _go_to_first(cluster, mine, deadline, seconds)
+
+
+def _receive_all(
+    cluster: Cluster, mine: Said, deadline: float, seconds: float
+) -> tuple[dict[int, MessageSocket], list[Said]]:
+    links: dict[int, MessageSocket] = {}
+    said = {0: mine}
+    with _door(cluster) as door:
+        while len(said) < cluster.size and (left := deadline - time.monotonic()) > 0:
+            door.settimeout(left)
+            try:
+                connection, _ = door.accept()
+            except TimeoutError:
+                break
+            link = MessageSocket(connection)
+            came = link.receive_within(min(PATIENCE, left))
+            wrong = "does not speak as Colonnade does" if came is None else _stranger(came, cluster, said)
+            if came is None or wrong:
+                with contextlib.suppress(OSError):
+                    link.send({"refused": wrong})
+                link.close()
+            else:
+                links[came["rank"]], said[came["rank"]] = link, came
+    missing = [rank for rank in range(cluster.size) if rank not in said]
+    words = _absent(cluster, missing, seconds) if missing else None
+    everyone = [said.get(rank, {}) for rank in range(cluster.size)]
+    for link in links.values():
+        with contextlib.suppress(OSError):  # who is gone by now is missed at the first exchange
+            link.send({"refused": words} if words else {"everyone": everyone})
+    if words:
+        for link in links.values():
+            link.close()
+        raise InvalidArgument(WHERE, [_problem(cluster, missing, words)])
+    return links, everyone
+
+
+def _go_to_first(
+    cluster: Cluster, mine: Said, deadline: float, seconds: float
+) -> tuple[dict[int, MessageSocket], list[Said]]:
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            link = MessageSocket(socket.create_connection(parted(cluster.addresses[0]), min(left, 1.0)))
+            link.send(mine)
+        except OSError:  # it is not there yet
+            time.sleep(0.05)
+            continue
+        # The first one gives up at a deadline of its own, which may be later.
+        answer = link.receive_within(max(left, 0.0) + seconds)
+        if answer is not None and "everyone" in answer:
+            return {0: link}, list(answer["everyone"])
+        link.close()
+        if answer is not None:
+            words = str(answer.get("refused"))
+            raise InvalidArgument(WHERE, [Problem("machine", cluster.name, words, "Look at its log")])
+        time.sleep(0.05)  # what listens there may be the server of a run that is just ending
+    words = _absent(cluster, [0], seconds)
+    raise InvalidArgument(WHERE, [_problem(cluster, [0], words)])
+
+
+def _door(cluster: Cluster) -> socket.socket:
+    """Where the others knock. TensorFlow's server is to have the same port, which takes both options."""
+    host, port = parted(cluster.addresses[0])
+    try:
+        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        door = socket.socket(family, kind)
+        try:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            door.bind(place)
+            door.listen(cluster.size)
+        except OSError:
+            door.close()
+            raise
+    except OSError as error:
+        rule = (
+            f"cannot be listened at ({error.strerror or error}): it is no address of this machine, or in use"
+        )
+        fix = "Give the first machine its own address and a free port"
+        raise InvalidArgument(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
+    return door
+
+
+def _stranger(came: Said, cluster: Cluster, said: Mapping[int, Said]) -> str | None:
+    """Why a machine is not taken in, if it is not."""
+    rank, first = came.get("rank"), said[0]
+    if came.get("size") != cluster.size or not isinstance(rank, int) or not 0 < rank < cluster.size:
+        return f"says it is machine {rank} of {came.get('size')}, and this cluster has {cluster.size}"
+    if rank in said:
+        return f"says it is machine {rank}, which is here already: two programs have the same task"
+    if came.get("generation") != first["generation"]:
+        return f"is of start {came.get('generation')} of this cluster, the first one of {first['generation']}"
+    return None
+
+
+def _absent(cluster: Cluster, missing: list[int], seconds: float) -> str:
+    who = ", ".join(f"{cluster.names[rank]} ({cluster.addresses[rank]})" for rank in missing)
+    return f"{who} did not answer within {seconds:g} s"
+
+
+def _problem(cluster: Cluster, missing: list[int], words: str) -> Problem:
+    fix = (
+        f"See that the program runs there and that {cluster.addresses[0]} can be reached from there; "
+        f"to wait longer: {JOIN_SECONDS}=300"
+    )
+    return Problem("machine", ", ".join(cluster.names[rank] for rank in missing), words, fix)

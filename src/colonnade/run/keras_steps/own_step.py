@@ -1,0 +1,191 @@
+"""A `train_step` or `test_step` of a Keras model's own, on several devices.
+
+Every replica runs the user's step on its slice, traced once, with variables of its own: gradients are added
+where the step applies them, and metrics are those of the whole batch (see `model.replica_scope`).
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from colonnade.errors import check
+from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
+from colonnade.run.batch.widths import Widths
+from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs
+from colonnade.run.model.replica_scope import ReplicaScope
+from colonnade.run.model.training_step import all_metrics
+from colonnade.run.model.user_line import Failures
+from colonnade.run.move.reduce import order_for, star
+from colonnade.run.prove.step_in_slices import StepInSlices
+from colonnade.run.prove.verdict import Prover
+from colonnade.run.trace.cache import TraceCache
+from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.replica_context import remembered
+from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
+from colonnade.run.variables.replica_copies import ReplicaCopies
+from colonnade.run.variables.saved_state import Item, SavedState, named
+from colonnade.run.variables.slice_values import local_outputs
+
+NAMES = ("data", "positions", "total")
+
+
+class OwnStep:
+    """What Keras calls for every batch in place of the user's step.
+
+    Args:
+        model: the model.
+        step: its `train_step` or `test_step`.
+        devices: where the replicas run.
+        prover: of the first batch.
+        split: which inputs are cut.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        devices: Sequence[str],
+        prover: Prover,
+        split: SplitInputs = EVERY_INPUT,
+    ) -> None:
+        self._model, self._step, self._prover, self._split = model, step, prover, split
+        self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
+        self._traces = TraceCache(self._traced, devices)
+        self._graphs: dict[Hashable, Any] = {}
+        self._widths, self._failures = Widths(), Failures()
+        self._examined = len(devices) == 1
+        self.names: list[str] = []  # of the variables whose gradients a trace gives
+
+    def __call__(self, iterator: Any) -> Any:
+        logs: Any = {}
+        # The last execution of an epoch may have fewer steps.
+        for data in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
+            logs = self.once(data)
+        return logs
+
+    def once(self, data: Any) -> Any:
+        """One step on one batch; what Keras tells of it."""
+        (structure, function), batch = self.prepare(data)
+        return pack(structure, iter(function(*batch.components())))
+
+    def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
+        """The graph of a step on such a batch, with all its variables, and the batch as it takes it."""
+        batch = self._widths.opened(self._arguments(data))
+        if not self._examined and len(self.counts(batch)) > 1:
+            self._examine(batch)
+            self._examined = True
+        key = batch.key()
+        if key not in self._graphs:
+            self._graphs[key] = self._graph(batch)
+        return self._graphs[key], batch
+
+    def state(self) -> SavedState:
+        """What a checkpoint keeps (see `step_state`): all that a trace knows of, and streams of numbers."""
+        captured = {
+            c.variable.ref(): c.variable for t in self._traces for c in t.captures if c.variable is not None
+        }
+        common = {f"step/{name}": Item(v, v) for name, v in named(captured.values()).items()}
+        for traced in self._traces:  # replicas for which no batch was large enough yet
+            for i in range(len(self.devices)):
+                self.copies.bindings(i, traced)
+        streams = self.copies.streams()
+        return SavedState(common, streams, frozenset(streams))
+
+    def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
+        self.copies.go_on(own)
+
+    def next_join(self, step: int) -> int:
+        return step
+
+    def _arguments(self, data: Any) -> Arguments:
+        marked = self._split.marked_in(data)
+        total = Arguments((marked,), {}, NAMES).size("fit()") or 0
+        return Arguments((marked, tf.range(total), total), {}, NAMES)
+
+    def counts(self, batch: Arguments) -> tuple[int, ...]:
+        return sizes(batch.size("fit()") or 0, len(self.devices))
+
+    def _traced(self, part: Arguments, voice: Voice | None) -> Traced:
+        return Traced(self._replica, part, voice)
+
+    @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
+    def _replica(self, data: Any, positions: Any, total: int) -> Any:
+        scope = ReplicaScope(positions.shape[0], total, positions)
+        with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
+            logs = self._step(data)
+        self.names = [name for name, _ in scope.gradients]
+        # A call without outputs could not be waited for.
+        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0)
+
+    def traces(self, batch: Arguments) -> list[Traced]:
+        """One for each slice; in eager code, because they may make variables."""
+        counts = self.counts(batch)
+        with self._failures.told("fit()", self._model.name, counts, partial(self.whole, batch)):
+            parts = [batch.resized(count) for count in counts]
+            traces = [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
+        check("fit()", problems(traces))
+        for i, traced in enumerate(traces):
+            self.copies.bindings(i, traced)
+            self.copies.note(traced)
+        return traces
+
+    def whole(self, batch: Arguments) -> Traced:
+        """The step as one device makes it."""
+        return self._traces.get(batch.resized(sum(self.counts(batch))))
+
+    def _examine(self, batch: Arguments) -> None:
+        if self._prover.wanted:
+            name = type(self._model).__name__
+            self._prover.examine_step(StepInSlices(self, batch), partial(self._apart, batch), name)
+
+    def _apart(self, batch: Arguments) -> StepInSlices:
+        """The step as it is now, traced for nobody else's use."""
+        other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
+        return StepInSlices(other, batch)
+
+    def _graph(self, batch: Arguments) -> tuple[Any, Any]:
+        """The logs of a step, and the graph that makes one."""
+        traces, counts = self.traces(batch), self.counts(batch)
+        shares = [count / sum(counts) for count in counts]
+        structure = traces[0].structure[0]
+        of_slices = any(local_outputs(traces[0])[: len(_tensors(structure))])
+
+        def step(*components: Any) -> Any:
+            self.copies.begin()
+            before = self.copies.before()
+            results = self.called(traces, batch.with_components(components))
+            logs = [_tensors(t.pack(leaves)[0]) for t, leaves in zip(traces, results, strict=True)]
+            done = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
+            with tf.control_dependencies(done):
+                ops = self.copies.settle(shares, before)
+            with tf.control_dependencies(ops):
+                if not of_slices:
+                    return [tf.identity(leaf) for leaf in logs[0]]
+                return [_mean(each, shares) for each in zip(*logs, strict=True)]
+
+        return structure, concrete(step, *batch.specs())
+
+    def called(self, traces: Sequence[Traced], batch: Arguments) -> list[list[Any]]:
+        """The leaves that each replica gives for its slice."""
+        counts = self.counts(batch)
+        parts = [part.components() for part in batch.parts(counts)]
+        bound = [self.copies.bindings(i, traced) for i, traced in enumerate(traces)]
+        working = self.devices[: len(counts)]
+        order = order_for(working) if len(counts) > 1 else star(1)
+        return call_with_sums(traces, working, parts, bound, order)
+
+
+def _tensors(nest: Any) -> list[Any]:
+    return [leaf for _, leaf in flatten(nest) if is_tensor(leaf)]
+
+
+def _mean(values: Sequence[Any], shares: Sequence[float]) -> Any:
+    """Of numbers that each slice has of its own, by their sizes; of what has no mean, that of the first."""
+    if not values[0].dtype.is_floating:
+        return tf.identity(values[0])
+    return tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])

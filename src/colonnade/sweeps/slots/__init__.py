@@ -1,0 +1,1 @@
+"""A slot of a sweep: the process that holds cards, and the trials that run under it one after the other."""

@@ -1,0 +1,58 @@
+"""Pieces of HTML: escaped, and with the colours of the page around them."""
+
+from xml.etree import ElementTree
+
+from colonnade.describe.pictures.html import bars, legend, network, paragraphs, size, table
+
+EVIL = '<script>"&'
+
+
+def parsed(text):
+    return ElementTree.fromstring(f"<div>{text}</div>")
+
+
+def texts(text):
+    return [part for part in parsed(text).itertext() if part.strip()]
+
+
+def test_tables_have_text_on_the_left_and_numbers_on_the_right():
+    rows = parsed(table(["name", "n"], [[EVIL, 1]], title=EVIL)).iter("tr")
+    head, row = ([(c.text, c.get("style").rpartition(":")[2]) for c in line] for line in rows)
+    assert head == [("name", "left"), ("n", "right")]
+    assert row == [(EVIL, "left"), ("1", "right")]
+
+
+def test_words():
+    assert texts(paragraphs([EVIL, "b"])) == [EVIL, "b"]
+    assert texts(legend(["forward", EVIL])) == ["forward", EVIL]
+
+
+def test_bars_are_parts_of_a_total():
+    drawn = parsed(bars({EVIL: {"forward": 1.0, "waiting": 3.0}}, 4.0))
+    widths = [s.get("style") for s in drawn.iter("span") if s.get("title")]
+    assert [style.partition(";")[0] for style in widths] == ["width:25.0000%", "width:75.0000%"]
+    assert [s.get("title") for s in drawn.iter("span") if s.get("title")] == [
+        "forward: 25.0%",
+        "waiting: 75.0%",
+    ]
+    assert texts(bars({"CPU:0": {"forward": 0.0}}, 0.0))[0] == "CPU:0"
+
+
+def test_a_network_draws_a_line_for_both_ways():
+    links = {(0, 1): ("8 B", 8.0), (1, 0): ("4 B", 4.0), (1, 2): (EVIL, 1.0), (2, 2): ("itself", 9.0)}
+    drawn = parsed(network(["a", EVIL, "c"], links))
+    lines = list(drawn.iter("line"))
+    assert [line[0].text for line in lines] == [f"a → {EVIL}: 8 B\n{EVIL} → a: 4 B", f"{EVIL} → c: {EVIL}"]
+    assert float(lines[0].get("stroke-width")) > float(lines[1].get("stroke-width"))
+    assert [text.text for text in drawn.iter("text")] == ["a", EVIL, "c"]
+    assert list(parsed(network(["a"], {})).iter("line")) == []
+
+
+def test_sizes():
+    assert [size(n) for n in (1, 1023, 1024, 2**31, 2**60)] == [
+        "1 B",
+        "1023 B",
+        "1.0 KiB",
+        "2.0 GiB",
+        "1048576.0 TiB",
+    ]

@@ -1,0 +1,146 @@
+"""Machines that keep in touch, in threads of one process; what would end a process is only noted."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hardware.clusters.test_rendezvous import all_of, clusters
+
+from colonnade.errors import RESUMABLE, InvalidArgument
+from colonnade.hardware.clusters.meeting import GRACE, Meeting
+
+
+class Machine:
+    """A machine whose end is noted and does not take place."""
+
+    def __init__(self, cluster, links):
+        self.ends = []
+        self.ended = threading.Event()
+        self.links = links
+        self.meeting = Meeting(cluster, links, self.end)
+
+    def end(self, words, code):
+        self.ends.append((words, code))
+        self.ended.set()
+
+
+@pytest.fixture
+def machines():
+    made = clusters(3)
+    results = all_of(made)
+    started = [Machine(cluster, links) for cluster, (links, _) in zip(made, results, strict=True)]
+    yield started
+    for machine in started:
+        for link in machine.links.values():
+            link.close()
+
+
+def at_once(machines, do):
+    with ThreadPoolExecutor(len(machines)) as threads:
+        return list(threads.map(do, machines))
+
+
+def test_an_exchange_gives_all_the_values_of_all(machines):
+    numbers = iter(range(3))
+    for machine in machines:
+        machine.number = next(numbers)
+    for _ in range(20):
+        assert at_once(machines, lambda m: m.meeting.exchange("a number", m.number)) == [[0, 1, 2]] * 3
+
+
+def test_what_differs_is_raised_everywhere_with_who_has_it(machines):
+    def agree(machine):
+        value = "2" if machine is machines[1] else "1"
+        with pytest.raises(InvalidArgument) as told:
+            machine.meeting.agree("joining", {"same": "x", "version": value}, "Install the same")
+        return str(told.value)
+
+    for words in at_once(machines, agree):
+        assert "version='2': is so on b, and 1 on a, c. Install the same." in words
+        assert "same=" not in words
+
+
+def test_a_connection_that_ends_ends_all(machines):
+    for link in machines[2].links.values():
+        link.close()
+    for machine in machines[:2]:
+        assert machine.ended.wait(1.0)
+        words, code = machine.ends[0]
+        assert words.startswith("c has ended")
+        assert code == RESUMABLE
+
+
+def test_the_end_of_the_first_ends_all(machines, monkeypatch):
+    monkeypatch.setattr(machines[0].meeting, "_lose", lambda rank, what: None)  # it is dead, at once
+    for link in machines[0].links.values():
+        link.close()
+    for machine in machines[1:]:
+        assert machine.ended.wait(1.0)
+        assert machine.ends[0][0].startswith("a has ended")
+
+
+def test_a_silent_machine_ends_all(machines, monkeypatch):
+    monkeypatch.setattr(machines[1].meeting, "_tell", lambda rank, message: None)
+    for machine in machines:
+        machine.meeting.silence = 1.0
+    assert machines[0].ended.wait(4.0)
+    assert machines[2].ended.wait(1.0)
+    assert "b was not heard for 1 s" in machines[2].ends[0][0]
+
+
+def test_machines_at_different_places_of_the_program_are_told(machines):
+    threading.Thread(target=machines[0].meeting.exchange, args=("Trainer()", 1), daemon=True).start()
+    threading.Thread(target=machines[1].meeting.exchange, args=("fit()", 1), daemon=True).start()
+    for machine in machines:
+        assert machine.ended.wait(2.0)
+        words, code = machine.ends[0]
+        assert code == 1
+        assert "a is at Trainer()" in words
+        assert "b is at fit()" in words
+
+
+def test_who_is_not_back_from_steps_hangs(machines):
+    for machine in machines[:2]:
+        machine.meeting.back(patience=0.3)
+    for machine in machines:
+        assert machine.ended.wait(3.0)
+        assert machine.ends[0][0].startswith("c hangs")
+        assert machine.ends[0][1] == RESUMABLE
+
+
+def test_who_is_back_sooner_because_of_its_data_is_named(machines):
+    machines[1].meeting.back(patience=0.3, early="has come to the end of its data")
+    assert machines[2].ended.wait(3.0)
+    words, code = machines[2].ends[0]
+    assert words.startswith("b has come to the end of its data, and a, c trains on")
+    assert code == 1
+
+
+def test_all_back_in_time_is_no_news(machines):
+    for _ in range(3):
+        for machine in machines:
+            machine.meeting.back(patience=0.2)
+    time.sleep(1.2)
+    assert not any(machine.ends for machine in machines)
+
+
+def test_a_goodbye_ends_nobody(machines):
+    at_once(machines, lambda machine: machine.meeting.close())
+    time.sleep(0.2)
+    assert not any(machine.ends for machine in machines)
+
+
+def test_a_failure_ends_the_others_after_a_while(machines):
+    """They may fail for the same reason, and say more of it."""
+    machines[1].meeting.close("ValueError: wrong")
+    assert not machines[2].ended.wait(GRACE - 1)
+    assert machines[2].ended.wait(3.0)
+    assert machines[2].ends[0] == ("b failed: ValueError: wrong", RESUMABLE)
+
+
+def test_to_wait_for_a_machine_that_has_ended_its_program_ends_too(machines):
+    machines[2].meeting.close()
+    threading.Thread(target=machines[1].meeting.exchange, args=("fit()", 1), daemon=True).start()
+    assert machines[1].ended.wait(GRACE + 2)
+    assert "c has ended its program, and fit() needs it" in machines[1].ends[0][0]

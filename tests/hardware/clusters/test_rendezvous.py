@@ -1,0 +1,141 @@
+"""Machines that come to the first one, and those that do not, in threads of one process."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from machine_group import free_ports
+
+from colonnade.describe.clusters.cluster import Cluster
+from colonnade.errors import InvalidArgument
+from colonnade.hardware.clusters.rendezvous import LONGEST, MessageSocket, gathered
+
+
+def clusters(size, names=("a", "b", "c", "d"), **options):
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
+    return [Cluster(addresses, rank, names[:size], **options) for rank in range(size)]
+
+
+OPEN = []  # connections of the test at hand
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def all_of(machines, seconds=5.0):
+    """What `gathered` gives each, or raises."""
+
+    def one(cluster):
+        try:
+            links, everyone = gathered(cluster, {"said": cluster.name}, seconds)
+        except InvalidArgument as error:
+            return error
+        OPEN.extend(links.values())
+        return links, everyone
+
+    with ThreadPoolExecutor(len(machines)) as threads:
+        return list(threads.map(one, machines))
+
+
+def test_all_know_what_each_said_and_are_connected_to_the_first():
+    results = all_of(clusters(3))
+    for _, everyone in results:
+        assert [one["said"] for one in everyone] == ["a", "b", "c"]
+        assert [one["rank"] for one in everyone] == [0, 1, 2]
+    assert [sorted(links) for links, _ in results] == [[1, 2], [0], [0]]
+    results[0][0][2].send({"word": 1})
+    assert results[2][0][0].receive() == {"word": 1}
+
+
+def test_the_port_is_free_again_for_the_server_of_tensorflow():
+    machines = clusters(2)
+    all_of(machines)
+    host, port = machines[0].addresses[0].split(":")
+    with socket.socket() as server:  # as gRPC does it, while the connections stay
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, int(port)))
+        server.listen()
+        assert server.getsockname() == (host, int(port))
+
+
+def test_a_machine_that_does_not_come_is_named_on_all_that_are_there():
+    begin = time.monotonic()
+    results = all_of(clusters(3)[:2], seconds=0.5)
+    assert time.monotonic() - begin < 5
+    for error in results:
+        assert isinstance(error, InvalidArgument)
+        assert "c (127.0.0.1:" in str(error)
+        assert "did not answer within 0.5 s" in str(error)
+
+
+def test_a_first_machine_that_does_not_come_is_named():
+    (error,) = all_of(clusters(2)[1:], seconds=0.3)
+    assert "machine='a'" in str(error)
+    assert "COLONNADE_JOIN_SECONDS" in str(error)
+
+
+def test_two_programs_with_the_same_task_are_told():
+    first, _ = clusters(2)
+    wide = Cluster((*first.addresses, "127.0.0.1:1"), 0, ("a", "b", "c"))
+    results = all_of([wide, *[Cluster(wide.addresses, 1, wide.names)] * 2], seconds=1.0)
+    words = [str(error) for error in results]
+    assert any("two programs have the same task" in word for word in words)
+
+
+def test_a_machine_of_an_earlier_start_is_not_taken_in():
+    first, _ = clusters(2, generation=3)
+    late = Cluster(first.addresses, 1, first.names, generation=2)
+    results = all_of([first, late], seconds=1.0)
+    assert "is of start 2 of this cluster, the first one of 3" in str(results[1])
+    assert "b (127.0.0.1:" in str(results[0])
+
+
+def test_a_stranger_at_the_door_does_not_keep_the_others_out():
+    machines = clusters(2)
+    host, port = machines[0].addresses[0].split(":")
+
+    def knock():
+        time.sleep(0.1)
+        for text in (b"GET / HTTP/1.1\r\n\r\n", (LONGEST + 1).to_bytes(8, "big"), b"\0" * 8):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(text)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(gathered, machines[0], {}, 5.0)
+        threads.submit(knock).result()
+        links, _ = gathered(machines[1], {}, 5.0)
+        OPEN.extend([*links.values(), *first.result()[0].values()])
+        assert sorted(first.result()[0]) == [1]
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused():
+    cluster = Cluster(("192.0.2.1:2222", "192.0.2.2:2222"), 0)
+    with pytest.raises(InvalidArgument, match="cannot be listened at"):
+        gathered(cluster, {}, 0.2)
+
+
+def test_messages_are_json_whatever_their_length():
+    one, other = map(MessageSocket, _pair())
+    long = {"numbers": list(range(100_000))}
+    thread = threading.Thread(target=one.send, args=(long,))
+    thread.start()
+    assert other.receive() == json.loads(json.dumps(long))
+    thread.join()
+    one.close()
+    assert other.receive() is None
+    other.close()
+
+
+def _pair():
+    """Two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        one = socket.create_connection(door.getsockname())
+        other, _ = door.accept()
+    return one, other
