@@ -6,6 +6,7 @@ To be imported before TensorFlow starts its devices. `FAKE_CARDS` says how many 
 
 import ctypes
 import os
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -25,8 +26,13 @@ tf.config.optimizer.set_experimental_options({"layout_optimizer": False, "remapp
 _detect = cards.detect
 
 
+# A card has 18 lines at most: two to each of seven others.
+_uniform = Topology.uniform(NUMBER, link="NV2")
+TOPOLOGY = replace(_uniform, devices=tuple(replace(d, name="A card of memory") for d in _uniform.devices))
+
+
 def _listed(nvml=None, owner=cards.owner, virtual=1):
-    return _detect(FakeNvml(Topology.uniform(NUMBER, link="NV12")), owner, virtual)
+    return _detect(FakeNvml(TOPOLOGY), owner, virtual)
 
 
 cards.detect = _listed

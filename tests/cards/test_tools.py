@@ -1,12 +1,19 @@
 """The tools tell of cards what is true: where an op ran, whether a copy arrived, what the doctor says."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from fake import copies
 
 import colonnade as cn
+from colonnade.fleet import launch, lease
+from colonnade.hardware import cards, gpu
+from colonnade.hardware.doctors import doctor
+from colonnade.hardware.probes import collective, verdicts, watchdog
 from colonnade.hardware.probes import copies as copying
+from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.data.feed import feed
+from colonnade.run.selftest import selftest, summing
 
 CARDS = tuple(device.name for device in tf.config.list_logical_devices("GPU"))
 
@@ -32,3 +39,54 @@ def test_arrays_stay_on_the_host():
     for _ in feed((data, data), 100, "fit()"):
         pass
     assert sum(size for _, size in copies().values()) == 0
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Their library is asked in a process of its own, which has none of these cards: here it is this one."""
+
+    def asked(count, seconds):
+        sums_of = collective.all_reduce(CARDS[:count])
+        said = []
+        for size in (1_000, summing.ON_CARDS):
+            tensors = [tf.constant(collective.numbers(i, size)) for i in range(count)]
+            sums = tf.function(lambda *held: sums_of(held), autograph=False)(*tensors)
+            checksums = [collective.checksum(each.numpy()) for each in sums]
+            said.append({"size": size, "sums": checksums, "seconds": 1e-3})
+        return watchdog.Answer(said), "2.21.5"
+
+    monkeypatch.setattr(summing, "ON_CARDS", 10_000)
+    monkeypatch.setattr(collective, "ask_cards", asked)
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_the_selftest_passes_and_remembers_how_fast_sums_are(number, library):
+    """Of the checks those that need no process of their own, and no long training."""
+    names = ("set-up", "split", "gradients", "placement", "placed adds", "sums", "copies")
+    checks = [check for check in selftest.CHECKS if check.name in names]
+    results = list(selftest.examine(CARDS[:number], checks))
+    assert [(r.check, r.state, r.found) for r in results if r.state != "passed"] == []
+    sums = next(result for result in results if result.check == "sums")
+    assert set(sums.figures) >= {"tree", "ring", "nccl"}
+    links = ring_bandwidth(cards.detect().topology.select(range(number)), tuple(range(number)))
+    assert sums.found.endswith(f"; the links have {links / 1e9:g}")
+    assert set(verdicts.recall(CARDS[:number])) == {"tree", "ring", "nccl"}
+    verdicts.path().unlink()
+
+
+def test_the_doctor_finds_nothing_that_blocks():
+    findings = doctor.examine_cards(cards.detect(), {})
+    assert not [finding for finding in findings if finding.state == "blocks"]
+    assert any("all cards let several processes in" in finding.found for finding in findings)
+
+
+def test_cards_are_leased_by_their_names_and_seen_under_them(tmp_path):
+    with lease.ask(launch.pool_of(3, None), 3, directory=tmp_path) as first:
+        first.wait()
+        with lease.ask(launch.pool_of(5, None), 5, directory=tmp_path) as second:
+            second.wait()
+            taken = [*first.claim.slots, *second.claim.slots]
+            assert sorted(taken) == sorted(card.uuid for card in cards.detect().cards)
+            inside = launch.environment({}, second, virtual=False)
+            seen = gpu.visible(cards.detect().cards, inside)
+            assert {card.uuid for card in seen} == set(second.claim.slots)

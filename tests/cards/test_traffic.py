@@ -70,3 +70,47 @@ def test_a_card_that_takes_no_part_is_left_alone():
     """The user's variables are on the first card; what trains is on others."""
     traffic = per_step(network(3), CARDS[1:4])
     assert sum(size for pair, (_, size) in traffic.items() if "GPU:0" in pair) < 64  # the rate, say
+
+
+def noisy(layers, norms, dropouts):
+    keras.utils.set_random_seed(1)
+    stack = [keras.Input([WIDTH]), *(keras.layers.Dense(WIDTH) for _ in range(layers))]
+    stack += [keras.layers.BatchNormalization() for _ in range(norms)]
+    stack += [keras.layers.Dropout(0.3) for _ in range(dropouts)]
+    return keras.Sequential([*stack, keras.layers.Dense(1)])
+
+
+def messages(traffic):
+    return sum(number for number, _ in traffic.values())
+
+
+def by_itself(model, home, assigned=False):
+    """The messages of a call of `train_on_batch`, after others; before it a variable may be assigned."""
+    trainer = cn.Trainer(
+        lambda x, y: tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1),
+        keras.optimizers.Adam(0.01),
+        devices=CARDS,
+        variables=home,
+    )
+    x, y = np.ones([ROWS, WIDTH], "float32"), np.ones([ROWS, 1], "float32")
+    trainer.train_on_batch(x, y)
+    trainer.train_on_batch(x, y)
+    if assigned:
+        model.layers[0].bias.assign(model.layers[0].bias + 1.0)
+    copies()
+    trainer.train_on_batch(x, y)
+    return messages(copies())
+
+
+@pytest.mark.parametrize("home", ["mirrored", "shared"])
+def test_messages_do_not_depend_on_the_number_of_batch_norms(home):
+    """With shared variables all cards read the two weights of each norm, which is a message for each card."""
+    read = 4 * 2 * (len(CARDS) - 1) if home == "shared" else 0
+    assert by_itself(noisy(2, 5, 0), home) == by_itself(noisy(2, 1, 0), home) + read
+
+
+def test_a_step_by_itself_copies_only_what_has_changed():
+    """However many variables there are; one that was assigned goes to the seven other cards."""
+    few, many = by_itself(noisy(2, 2, 1), "mirrored"), by_itself(noisy(6, 2, 1), "mirrored")
+    assert many == few
+    assert by_itself(noisy(6, 2, 1), "mirrored", assigned=True) == many + len(CARDS) - 1

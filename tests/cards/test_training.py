@@ -80,38 +80,22 @@ def test_optimizers(optimizer):
     assert_equal(trained(CARDS[:4], optimizer=optimizer())[0], trained(CARDS[:1], optimizer=optimizer())[0])
 
 
-@pytest.mark.parametrize("sync", [cn.LocalSGD(1), cn.DiLoCo(2), cn.Elastic(2, 0.1)])
-def test_local_ways_are_those_of_virtual_devices(sync):
-    """LocalSGD that joins after every step of SGD is synchronous; the others are what CPU devices make."""
-    weights, _ = trained(CARDS[:2], optimizer=keras.optimizers.SGD(0.01), sync=sync, steps=4)
-    if isinstance(sync, cn.LocalSGD):
-        expected, _ = trained(CARDS[:1], optimizer=keras.optimizers.SGD(0.01), steps=4)
-        assert_equal(weights, expected)
-    assert all(np.isfinite(w).all() for w in weights)
-
-
 def test_asynchronous_in_a_fixed_order_of_one():
     weights, _ = trained(CARDS[:1], sync=cn.Asynchronous())
     assert_equal(weights, trained(CARDS[:1])[0])
 
 
-def test_asynchronous_on_several_learns():
-    _, trainer = trained(CARDS[:4], sync=cn.Asynchronous(), steps=40)
-    first = float(np.mean(Y**2))
-    assert trainer.evaluate((X, Y), batch_size=24).loss < first
-    assert sum(trainer.staleness.values()) == 4 * 40
-
-
-def test_evaluate():
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_evaluate(number):
     model = network()
     trainers = [
         cn.Trainer(
             lambda x, y: tf.reduce_mean((model(x) - y) ** 2, axis=1), keras.optimizers.SGD(0.1), devices=d
         )
-        for d in (CARDS[:1], CARDS[:4])
+        for d in (CARDS[:1], CARDS[:number])
     ]
-    one, four = (t.evaluate((X[:23], Y[:23]), batch_size=10).loss for t in trainers)
-    assert one == pytest.approx(four, abs=1e-6)
+    one, several = (t.evaluate((X[:23], Y[:23]), batch_size=10).loss for t in trainers)
+    assert one == pytest.approx(several, abs=1e-6)
 
 
 def test_keras_fit():

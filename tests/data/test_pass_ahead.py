@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from colonnade.run.data import pass_ahead
 from colonnade.run.data.batches import Batches
-from colonnade.run.data.pass_ahead import Pace, PassAhead
+from colonnade.run.data.pass_ahead import EpochPace, PassAhead
 
 
 def shuffled():
@@ -103,7 +103,7 @@ def test_the_first_batch_comes_once():
 def test_it_is_time_when_the_rest_takes_as_long_as_a_fill(monkeypatch):
     clock = iter(np.arange(0.0, 100.0, 10.0))
     monkeypatch.setattr(pass_ahead.time, "perf_counter", lambda: next(clock))
-    pace = Pace(cardinality=-2)
+    pace = EpochPace(cardinality=-2)
     assert not pace.is_due(3)  # nobody knows how many there are
     pace.fill = 1.0
     pace.begin(5)  # at 10 s, after 5 batches

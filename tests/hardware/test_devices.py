@@ -178,3 +178,10 @@ def test_the_room_of_cards(monkeypatch):
     assert [devices.room(f"/device:GPU:{i}") for i in range(4)] == [mib * 2**20 for mib in wanted]
     assert devices.room("/device:GPU:4") is None
     assert devices.room("/device:CPU:0") is None
+
+
+def test_cards_that_tensorflow_ignores_are_told(monkeypatch):
+    monkeypatch.setattr(devices, "names", lambda: ("/device:GPU:0", "/device:GPU:1"))
+    (problem,) = devices._ignored(["GPU:0"])
+    assert problem.value == "1 of 2"
+    assert not list(devices._ignored(["GPU:0", "GPU:1"]))

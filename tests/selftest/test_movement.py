@@ -7,6 +7,7 @@ place.
 import json
 from dataclasses import replace
 
+import pynvml
 import pytest
 import tensorflow as tf
 from examined import CHECKS, DEVICES, GIB, fails, outcome
@@ -101,7 +102,7 @@ def test_a_collective_is_asked_for_on_cards(monkeypatch, ring):
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring, printed=lines))
     assert collective.ask_cards(3, 1)[1] == "2.21.5+cuda12.5"
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
-    monkeypatch.setattr(hardware, "visible_cards", lambda: ("a card",) * 3)
+    monkeypatch.setattr(hardware, "visible_cards", lambda: (CARD,) * 3)
     result = outcome("placed adds and NCCL")
     assert (result.state, result.figures["version"]) == ("passed", "2.21.5+cuda12.5")
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring))
@@ -150,3 +151,12 @@ def test_the_memory_limit_without_an_answer(answers):
 def test_the_memory_limit_of_a_card_that_cannot_tell_does_not_apply(answers, changes):
     answers(watchdog.Answer(trouble="it was asked"), replace(CARD, **changes))
     assert outcome("memory limit and NVML").state == "not applicable"
+
+
+def test_cards_that_let_one_process_in_are_not_asked_for_by_a_second(monkeypatch):
+    alone = replace(CARD, mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+    monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
+    monkeypatch.setattr(hardware, "visible_cards", lambda: (alone,) * 3)
+    for name in ("placed adds and NCCL", "memory limit and NVML"):
+        result = outcome(name)
+        assert (result.state, result.found) == ("not applicable", movement.ALONE)

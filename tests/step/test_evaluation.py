@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 
 import colonnade as cn
 from colonnade.run.step.evaluation import Evaluation, averaged
@@ -68,3 +69,29 @@ def test_without_averages_nothing_is_put_in_place():
     w = tf.Variable(1.0)
     with averaged(keras.optimizers.SGD(1.0), [w], built_before=False):
         assert float(w) == 1.0
+
+
+@pytest.mark.parametrize("home", ["shared", *long("mirrored", "partitioned")])
+def test_a_loss_that_calls_what_xla_compiles(home):
+    """XLA reads variables of one device only, so each device is given the values for a moment."""
+    w = tf.Variable([[1.0], [2.0]])
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        return tf.tanh(x @ w)
+
+    def run(devices):
+        w.assign([[1.0], [2.0]])
+        trainer = cn.Trainer(
+            lambda x: tf.squeeze(compiled(x) ** 2, 1),
+            keras.optimizers.SGD(0.1),
+            devices=devices,
+            variables=home,
+        )
+        x = np.linspace(-1, 1, 12, dtype="float32").reshape(6, 2)
+        losses = [trainer.evaluate((x,), batch_size=5).loss]
+        trainer.fit((x,), batch_size=6, steps=3, progress=False)
+        losses.append(trainer.evaluate((x,), batch_size=6).loss)
+        return [*losses, *w.numpy().ravel()]
+
+    assert run(3) == pytest.approx(run(1), rel=1e-5)

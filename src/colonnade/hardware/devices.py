@@ -82,10 +82,19 @@ def setup(
         keep_blocks(os.environ)
     # Starting the devices here and not at the first tensor settles them: a second, different
     # setup() is refused, whether or not anything was computed in between.
-    tf.config.list_logical_devices(layout.kind)
+    check("setup()", _ignored(tf.config.list_logical_devices(layout.kind)))
     if layout.kind == "CPU":
         onednn.warn()
     return names()
+
+
+def _ignored(there: Sequence[Any]) -> Iterator[Problem]:
+    """Cards that were chosen, and that TensorFlow has not started; it does not say which."""
+    if len(there) < len(names()):
+        said = f"{len(there)} of {len(names())}"
+        rule = "were started by TensorFlow, which ignores cards that are too old, or have few multiprocessors"
+        fix = "Name the others, cn.setup(devices=[...]), or set TF_MIN_GPU_MULTIPROCESSOR_COUNT=1"
+        yield Problem("devices", said, rule, fix)
 
 
 def visible_cards() -> tuple[Card, ...]:
@@ -101,19 +110,33 @@ def topology() -> Topology:
 
     The parts of a divided card share its memory, and so do virtual CPU devices.
     """
-    devices = tf.config.get_visible_devices("GPU")
-    if not devices:
+    ordinals = _ordinals()
+    if not ordinals:
         return Topology.uniform(len(names()))
     machine = nvml.detect()
     place = {card.index: at for at, card in enumerate(machine.cards)}
     card_of = {row.ordinal: place[row.index] for row in gpu.names(machine.cards, os.environ)}
-    ordinals = []
-    for device in devices:
-        divided = tf.config.get_logical_device_configuration(device) or [None]
-        ordinals += [int(device.name.rpartition(":")[2])] * len(divided)
     if not card_of.keys() >= set(ordinals):  # CUDA's order is not known, or a card did not answer
         return Topology.uniform(len(ordinals), link="SYS")
     return machine.topology.select(card_of[ordinal] for ordinal in ordinals)
+
+
+def _ordinals() -> list[int]:
+    """CUDA's number of the card of each device to compute on; empty where these are no cards."""
+    ordinals = []
+    for device in tf.config.get_visible_devices("GPU"):
+        divided = tf.config.get_logical_device_configuration(device) or [None]
+        ordinals += [int(device.name.rpartition(":")[2])] * len(divided)
+    return ordinals
+
+
+def cards_of(devices: Sequence[str]) -> tuple[Card, ...]:
+    """The card of each device, the same one for parts of a divided card; empty if that is not known."""
+    if not are_cards(devices):
+        return ()
+    cards, ordinals = visible_cards(), _ordinals()
+    own = [ordinals[names().index(device)] for device in devices]
+    return tuple(cards[ordinal] for ordinal in own) if max(own) < len(cards) else ()
 
 
 def are_cards(devices: Sequence[str]) -> bool:

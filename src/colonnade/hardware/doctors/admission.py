@@ -65,6 +65,11 @@ def compute_mode(cards: Sequence[Card]) -> Finding:
     return Finding(check, "good", "all cards let several processes in", why)
 
 
+def lets_others_in(cards: Sequence[Card]) -> bool:
+    """Whether a second process may compute on these cards while this one does."""
+    return all(card.mode == pynvml.NVML_COMPUTEMODE_DEFAULT for card in cards)
+
+
 def _with(cards: Sequence[Card], mode: int) -> str:
     numbers = [str(card.index) for card in cards if card.mode == mode]
     return f"card{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""

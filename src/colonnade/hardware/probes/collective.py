@@ -1,26 +1,36 @@
-"""Tries an all-reduce by TensorFlow's collectives (NCCL on cards), for the self-test to compare with.
+"""Sums by TensorFlow's collectives, which on cards are those of NCCL.
+
+For steps of a training (`run.move.library_sums`), and for the self-test to compare with.
 
 Run as a program, under a watchdog: `python -m colonnade.hardware.probes.collective 4` prints as JSON, for
 each of `SIZES`, a checksum of what each of 4 devices holds, and the seconds that a sum took.
 """
 
+import itertools
 import json
 import re
 import sys
-import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.probes.repeated import seconds_per_round
 from colonnade.hardware.probes.watchdog import Answer, ask
 
 # Few numbers and many: libraries take different ways for short and for long messages.
 SIZES = (1_000, 4_000_000)
-ROUNDS = 5
+# The value of `reduce=` that asks for it, and what TensorFlow is told.
+NAME = HINT = "nccl"
+# After so many seconds in which a device has not come, a sum fails. TensorFlow keeps some 18 kB for each sum
+# until then, so it cannot be long.
+PATIENCE = 30.0
+# Of groups and of sums; other users of collectives begin with 1.
+_groups: dict[tuple[str, ...], int] = {}
+_keys = itertools.count(1_000_000)
 # NCCL then prints its version, which is the proof that it was NCCL.
 SETTINGS = {"NCCL_DEBUG": "VERSION"}
 
@@ -34,35 +44,82 @@ def checksum(array: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-def all_reduce(devices: Sequence[str], key: int) -> Any:
-    """A function from a tensor per device to their sum on every device; one `key` for one shape."""
-    tokens = []
+def refusals(devices: Sequence[str]) -> Iterator[str]:
+    """Why the library cannot add up what these devices hold; nothing if it can."""
+    cards = hardware.cards_of(devices)
+    if not hardware.are_cards(devices):
+        yield "is the library of NVIDIA's cards, and these devices are no cards"
+    elif not cards:
+        yield "needs to know the card of each device, and the driver does not tell"
+    elif any(card.mig for card in cards):
+        yield "does not work between instances of a card that is divided by MIG"
+    elif len({card.uuid for card in cards}) < len(cards):
+        yield "takes a card for each device, and some of these share one"
+    elif len({card.name for card in cards}) > 1:
+        kinds = ", ".join(sorted({card.name for card in cards}))
+        yield f"takes cards of one kind, and these are {kinds}"
+
+
+def tokens(devices: Sequence[str]) -> list[Any]:
+    """A variable for each device, which gives its sums their order; to be kept as long as they run.
+
+    With one token for all, TensorFlow would run the devices one after the other, and the first would wait for
+    the second for ever.
+    """
+    made = []
     for device in devices:
-        with tf.device(device):
-            tokens.append(tf.Variable(0.0))
+        with tf.init_scope(), tf.device(device):
+            made.append(tf.Variable(0.0, trainable=False, name="order_of_sums"))
+    return made
 
-    @tf.function(autograph=False)
-    def summed(*tensors: Any) -> list[Any]:
-        sums = []
-        for device, tensor, token in zip(devices, tensors, tokens, strict=True):
+
+def next_key() -> int:
+    """A key that no sum of this process has yet."""
+    return next(_keys)
+
+
+def summed(tensor: Any, devices: Sequence[str], key: int, token: Any) -> Any:
+    """What one device gets for its tensor: the sum over all; to be called on each, with the same key."""
+    group = _groups.setdefault(tuple(devices), 1000 + len(_groups))
+    total = tf.raw_ops.CollectiveReduceV2(
+        input=tensor,
+        group_size=len(devices),
+        group_key=group,
+        instance_key=key,
+        ordering_token=[token.handle],
+        merge_op="Add",
+        final_op="Id",
+        communication_hint=HINT,
+        timeout_seconds=PATIENCE,
+    )
+    return tf.ensure_shape(total, tensor.shape)
+
+
+def all_reduce(devices: Sequence[str]) -> Any:
+    """A function from a tensor per device, all of one shape, to their sum on every device, for a graph."""
+    order = tokens(devices)
+
+    def sums(tensors: Sequence[Any]) -> list[Any]:
+        key, totals = next_key(), []
+        for device, tensor, token in zip(devices, tensors, order, strict=True):
             with tf.device(device):
-                sums.append(
-                    tf.raw_ops.CollectiveReduceV2(
-                        input=tensor,
-                        group_size=len(devices),
-                        group_key=1,
-                        instance_key=key,
-                        # With one token for all, TensorFlow would run the replicas one after the
-                        # other, and the first would wait for the second for ever.
-                        ordering_token=[token.handle],
-                        merge_op="Add",
-                        final_op="Id",
-                        communication_hint="nccl",
-                    )
-                )
-        return sums
+                totals.append(summed(tensor, devices, key, token))
+        return totals
 
-    return summed
+    return sums
+
+
+def means_of(sums_of: Any, devices: Sequence[str]) -> Any:
+    """The same with means in place of sums, which stay as large however often they are taken."""
+
+    def means(tensors: Sequence[Any]) -> list[Any]:
+        made = []
+        for device, total in zip(devices, sums_of(tensors), strict=True):
+            with tf.device(device):
+                made.append(total / len(devices))
+        return made
+
+    return means
 
 
 def ask_cards(count: int, seconds: float) -> tuple[Answer, str]:
@@ -78,17 +135,15 @@ def main() -> None:
     cards = hardware.visible_cards()
     devices = hardware.setup(devices=count, growth=True) if cards else hardware.setup(virtual=count)
     said = []
-    for key, size in enumerate(SIZES):
-        summed, tensors = all_reduce(devices, key), []
+    for size in SIZES:
+        sums_of, tensors = all_reduce(devices), []
         for i, device in enumerate(devices):
             with tf.device(device):
                 tensors.append(tf.constant(numbers(i, size)))
-        took = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            sums = [tensor.numpy() for tensor in summed(*tensors)]
-            took.append(time.perf_counter() - start)
-        said.append({"size": size, "sums": [checksum(each) for each in sums], "seconds": min(took)})
+        once = tf.function(lambda *held: sums_of(held), autograph=False)  # noqa: B023 called at once
+        sums = [checksum(tensor.numpy()) for tensor in once(*tensors)]
+        seconds = seconds_per_round(means_of(sums_of, devices), tensors)
+        said.append({"size": size, "sums": sums, "seconds": seconds})
     print(json.dumps(said))
 
 

@@ -25,6 +25,8 @@ def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
     In a round a device sends or receives once at most, and everything it has received before goes
     along. Reversed, with every pair turned round, the rounds broadcast from `root`.
 
+    Where all links are alike, the rounds of all roots together give every device the same work.
+
     Example:
         >>> list(reduction(Topology.groups([[0, 1], [2, 3]])))
         [((1, 0), (3, 2)), ((2, 0),)]
@@ -34,7 +36,7 @@ def reduction(topology: Topology, root: int = 0) -> Iterator[Round]:
         raise InvalidArgument("reduction()", [Problem("root", root, rule, fix)])
     if topology.network is not None:
         return _rounds(topology, _over_machines(topology, root))
-    return _rounds(topology, _towards(root, _tree(topology, root)))
+    return _rounds(topology, _targets(topology, root))
 
 
 def _over_machines(topology: Topology, root: int) -> dict[int, int]:
@@ -51,7 +53,7 @@ def _over_machines(topology: Topology, root: int) -> dict[int, int]:
     for machine, box in enumerate(topology.boxes):
         local = root - starts[machine] if machine == home else 0
         if (box, local) not in trees:
-            trees[box, local] = _towards(local, _tree(box, local))
+            trees[box, local] = _targets(box, local)
         start = starts[machine]
         target |= {start + source: start + goal for source, goal in trees[box, local].items()}
         firsts.append(start + local)
@@ -62,7 +64,30 @@ def _over_machines(topology: Topology, root: int) -> dict[int, int]:
     return target
 
 
-def _tree(topology: Topology, root: int) -> list[tuple[int, int]]:
+def _targets(topology: Topology, root: int) -> dict[int, int]:
+    """As source -> target: the tree that leads to `root`, drawn as `root` sees the devices.
+
+    Of equal links those to the lowest numbers are taken. If every root counted alike, device 0 would be in
+    the middle of most trees.
+    """
+    seen = seen_from(root, len(topology))
+    return _towards(root, [(seen[i], seen[j]) for i, j in _tree(topology.select(seen))])
+
+
+def seen_from(root: int, num_devices: int) -> list[int]:
+    """The devices as `root` counts them: itself first, then those that are near by their numbers.
+
+    Of a power of two, halves stay halves and pairs stay pairs, so that islands of cards do too.
+
+    >>> seen_from(2, 4), seen_from(1, 3)
+    ([2, 3, 0, 1], [1, 2, 0])
+    """
+    if num_devices & (num_devices - 1) == 0:
+        return [device ^ root for device in range(num_devices)]
+    return [(device + root) % num_devices for device in range(num_devices)]
+
+
+def _tree(topology: Topology) -> list[tuple[int, int]]:
     """Links that join all devices, with as few as possible of each kind, starting from the worst."""
     islands = [[i] for i in range(len(topology))]  # the first of an island is where its sum ends up
     edges = []
@@ -71,7 +96,7 @@ def _tree(topology: Topology, root: int) -> list[tuple[int, int]]:
             for a, b, i, j in joined:
                 edges.append((i, j))
                 a.extend(b)
-                a.sort(key=lambda device: (device != root, device))
+                a.sort()
                 b.clear()
             islands = [island for island in islands if island]
     return edges

@@ -15,7 +15,7 @@ from colonnade.run.data.iterator_state import (
     restore_iterator,
     save_iterator,
 )
-from colonnade.run.data.pass_ahead import Pace, PassAhead
+from colonnade.run.data.pass_ahead import EpochPace, PassAhead
 from colonnade.run.data.shuffles import Shuffles
 
 # The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
@@ -70,7 +70,7 @@ class Batches:
         self._most = -1 if most is None else most
         self._finished = 0  # passes of which this object has seen the end
         self._following: PassAhead | None = None  # where it can be begun before this one has ended
-        self._pace = Pace(self.cardinality)
+        self._pace = EpochPace(self.cardinality)
         if not ahead:
             self._begin_pass()
             return

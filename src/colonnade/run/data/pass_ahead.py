@@ -69,7 +69,7 @@ class PassAhead:
         self._asked.set()
 
 
-class Pace:
+class EpochPace:
     """How long the pass at hand will last, and whether it is time to ask for the next one."""
 
     def __init__(self, cardinality: int) -> None:

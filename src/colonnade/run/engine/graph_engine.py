@@ -130,8 +130,13 @@ class GraphEngine:
         if self._housed is not None:
             self._housed.leave()
 
+    def distrust(self) -> None:
+        if self._housed is not None:
+            self._housed.distrust()
+
     def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`)."""
+        self.housed.late.settle()
         return state_of(self.housed, self.guard.made, self.traces.lost())
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:

@@ -1,7 +1,8 @@
 """Runs many steps in one call: the loop over batches is in the graph, so Python costs nothing per step."""
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +41,9 @@ class Stepped(Protocol):
     def took(self, rows: int, steps: int, seconds: float) -> None:
         """So many steps, on batches of so many rows, took so long."""
 
+    def distrust(self) -> None:
+        """A step has failed, and may have left copies of variables that differ."""
+
 
 class _LoopState(NamedTuple):
     """What one turn of the loop hands on to the next."""
@@ -70,8 +74,17 @@ class Loop:
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
         compiled, arguments = self.built(arguments)
-        with tf.device(HOST):  # a call is where its arguments go
+        with self.wary(), tf.device(HOST):  # a call is where its arguments go
             return compiled(*arguments.components())
+
+    @contextmanager
+    def wary(self) -> Iterator[None]:
+        """Around a call: if it fails, the engine is told."""
+        try:
+            yield
+        except BaseException:
+            self._engine.distrust()
+            raise
 
     def built(self, arguments: Arguments) -> tuple[Any, Arguments]:
         """The graph of one step, and the batch as it takes it."""
@@ -221,7 +234,7 @@ class GraphStream:
         start = time.perf_counter()
         counts = tf.constant(steps), tf.constant(self._loop.idle), tf.constant(batches.size)
         try:
-            with tf.device(HOST):  # a call is where its arguments go
+            with self._loop.wary(), tf.device(HOST):  # a call is where its arguments go
                 end = compiled(batches.iterator, *counts, *arguments.components())
             batches.go_on_with(int(end.size), end.batch)
         except tf.errors.OpError as error:

@@ -45,7 +45,9 @@ class Penalty:
         """
         value, *extra = self._traced.on(device, [], bound(self.captures))
         # A penalty is part of what the optimizer unscales, like the loss.
-        totals = [plus(g, None if e is None else scaled(e)) for g, e in zip(gradients, extra, strict=True)]
+        with tf.device(device):
+            pairs = zip(gradients, extra, strict=True)
+            totals = [plus(g, None if e is None else scaled(e)) for g, e in pairs]
         # Before it is scaled: what overflows then is for loss scaling to find.
         health = stacked([vital(part) for part in (value, *extra)])
         return totals, loss + tf.cast(value, loss.dtype), health

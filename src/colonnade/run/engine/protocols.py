@@ -21,7 +21,8 @@ from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.compilation import Compilation
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.memory.estimate import Memory
-from colonnade.run.move.reduce import Order, order_for
+from colonnade.run.move.reduce import Order, order_for, tree_for
+from colonnade.run.move.reductions import AUTO, TREE
 from colonnade.run.variables.homes import MODES
 
 
@@ -42,6 +43,7 @@ class Settings:
     optimized: Callable[[], Sequence[Any]] | None = None
     compilation: Compilation = field(default_factory=Compilation)
     peers: Peers = ALONE  # the machines that train together
+    reduce: str = AUTO  # how gradients are summed
 
     @property
     def num_replicas(self) -> int:
@@ -50,7 +52,7 @@ class Settings:
 
     @property
     def order(self) -> Order:
-        return order_for(self.devices)
+        return tree_for(self.devices) if self.reduce == TREE else order_for(self.devices)
 
 
 @dataclass(frozen=True)

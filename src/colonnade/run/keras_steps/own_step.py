@@ -27,8 +27,9 @@ from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
-from colonnade.run.variables.replica_copies import ReplicaCopies, local_outputs
+from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
+from colonnade.run.variables.slice_values import local_outputs
 
 NAMES = ("data", "positions", "total")
 

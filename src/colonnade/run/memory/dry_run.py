@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.devices import without_cards
+from colonnade.run.memory import recurrent
 from colonnade.run.move.num_bytes import num_bytes
 
 # A second run sees no more of what TensorFlow does once, at a first call.
@@ -257,7 +258,8 @@ class _Runner:
         return made_on
 
     def _graph(self, number: int, position: int) -> Any:
-        return tf.compat.v1.GraphDef.FromString((self._folder / f"{number}.{position}.pb").read_bytes())
+        stored = (self._folder / f"{number}.{position}.pb").read_bytes()
+        return recurrent.replaced(tf.compat.v1.GraphDef.FromString(stored))
 
     def _runnable(self, number: int, position: int, function: Any) -> Any:
         graph = self._graph(number, position)

@@ -15,6 +15,7 @@ from colonnade.hardware.placement import short
 from colonnade.reason.schedules.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import skeleton
+from colonnade.run.memory import recurrent
 from colonnade.run.memory.dry_run import Bytes, Function, Input, Job, JobMemory, dry_run
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
@@ -154,6 +155,7 @@ def job_of(
 def _measured(
     traced: Objective, optimizer: Any, slices: Arguments, functions: Sequence[Function] = ()
 ) -> JobMemory:
+    recurrent.warn(traced.concrete.graph.as_graph_def())
     gradients = traced.pack(traced.leaves([t.name for t in traced.concrete.outputs])).gradients
     return dry_run([job_of(traced, traced.parameters, gradients, optimizer, skeleton(slices), functions)])[0]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import short
 from colonnade.reason.transfers.reduction import Round, reduction
@@ -34,10 +35,18 @@ def star(num_devices: int) -> Order:
 
 def order_for(devices: Sequence[str]) -> Order:
     """The order that the links between the devices ask for; a star where copies cost nothing."""
-    if not hardware.are_cards(devices):
-        return star(len(devices))
+    return tree_for(devices) if hardware.are_cards(devices) else star(len(devices))
+
+
+def tree_for(devices: Sequence[str]) -> Order:
+    """Two by two, the fastest links first."""
+    return tuple(reduction(links_of(devices)))
+
+
+def links_of(devices: Sequence[str]) -> Topology:
+    """The links between these devices."""
     positions = [hardware.names().index(device) for device in devices]
-    return tuple(reduction(hardware.topology().select(positions)))
+    return hardware.topology().select(positions)
 
 
 def bucket_for(devices: Sequence[str]) -> int:

@@ -176,20 +176,25 @@ class Rows:
                 sizes=sizes,
             )
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
         sums: list[Any] = [None] * len(self._traces.parameters)
         for mine, devices in self._by_place(len(gradients)):
             of_stage = [[row[i] for i in mine] for row in gradients]
             for i, total in zip(mine, reduce(of_stage, devices, order_for(devices)), strict=True):
                 sums[i] = total
-        return sums
+        return [sums]
+
+    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
+        return []
 
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         return None
 
-    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
+    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+        (gradients,) = copies
         update = self._traces.update(gradients)
-        return [self._updated(update, mine, i, housed) for i, mine in enumerate(self._spread(gradients))]
+        rows = self.spread(gradients)
+        return [self._updated(update, mine, i, housed) for i, mine in enumerate(rows)]
 
     def _updated(self, update: Update, gradients: list[Any], row: int, housed: Homes) -> Any:
         if (update, row) not in self._functions:
@@ -198,7 +203,7 @@ class Rows:
         with tf.name_scope(f"update_{row}"):
             return update.call(components(gradients), handles, self._functions[update, row])
 
-    def _spread(self, gradients: list[Any]) -> list[list[Any]]:
+    def spread(self, gradients: list[Any]) -> list[list[Any]]:
         """The gradients once for every row, each where its parameter lives."""
         rows: list[list[Any]] = [[None] * len(gradients) for _ in self._rows]
         for mine, devices in self._by_place(len(rows)):

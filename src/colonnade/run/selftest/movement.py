@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.doctors.admission import lets_others_in
 from colonnade.hardware.placement import short
 from colonnade.hardware.probes import collective, limit
 from colonnade.hardware.probes import copies as sending
@@ -20,6 +21,8 @@ from colonnade.run.selftest.verdict import Verdict
 
 # Seconds that a process of its own may need, with TensorFlow's start.
 PATIENCE = 120.0
+# Where a process of its own cannot be started beside this one.
+ALONE = "the cards let one process in at a time: `sudo nvidia-smi -c DEFAULT` lets this check run"
 # What is copied between devices that share one memory, in bytes.
 COPIED = 2**18
 
@@ -110,6 +113,8 @@ def against_collective(devices: tuple[str, ...]) -> Verdict:
     """Placed adds against the sums of the cards' own library, which runs where it can do no harm."""
     if not hardware.are_cards(devices) or len(hardware.visible_cards()) < max(2, len(devices)):
         return Verdict(None, "it takes two cards; these devices have no collective library of their own")
+    if not lets_others_in(hardware.visible_cards()):
+        return Verdict(None, ALONE)
     answer, version = collective.ask_cards(len(devices), PATIENCE)
     if answer.trouble:
         return Verdict(False, answer.trouble, words=answer.words)
@@ -154,6 +159,8 @@ def memory_limit(devices: tuple[str, ...]) -> Verdict:
         return Verdict(None, "there is no card; TensorFlow refuses a memory limit on CPU devices")
     if cards[0].mig or cards[0].memory is None:
         return Verdict(None, "the driver does not tell what is taken of this card")
+    if not lets_others_in(cards):
+        return Verdict(None, ALONE)
     allowed = limit.limit_for(cards[0])
     if allowed < limit.SMALLEST:
         return Verdict(None, f"the card has too little free memory to try a limit: {2 * allowed} MiB")

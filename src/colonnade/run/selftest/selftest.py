@@ -14,7 +14,7 @@ import tensorflow as tf
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.layout import Request, leased
 from colonnade.hardware.probes import limit
-from colonnade.run.selftest import equivalence, movement
+from colonnade.run.selftest import equivalence, movement, summing
 from colonnade.run.selftest.verdict import Result, SelfCheck
 from colonnade.run.variables.homes import MODES
 
@@ -55,6 +55,7 @@ CHECKS = (
         equivalence.inputs,
     ),
     SelfCheck("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
+    SelfCheck("sums", "sums on every device, by each way of summing, with NumPy's", EXACT, summing.sums),
     SelfCheck("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
     SelfCheck(
         "placed adds and NCCL",

@@ -85,13 +85,18 @@ class Evaluation:
             name = traces[0].marks[0].rpartition("/")[0]
             raise InvalidArgument("evaluate()", [Problem("layer", name, rule, fix)])
         bindings = [self._housed.bindings(i, traced.captures) for i, traced in enumerate(traces)]
+        for i, traced in enumerate(traces):
+            if traced.compiles:
+                self._housed.make_stand_ins(i, traced.captures, compiled=True)
 
         def sums(*components: Any) -> Any:
+            handles = [
+                known | self._housed.stand_ins(i, traced.captures)
+                for i, (known, traced) in enumerate(zip(bindings, traces, strict=True))
+            ]
             parts = arguments.with_components(components).parts(counts)
             slices = [part.components() for part in parts]
-            results = call_with_sums(
-                traces, self._devices[: len(counts)], slices, bindings, star(len(counts))
-            )
+            results = call_with_sums(traces, self._devices[: len(counts)], slices, handles, star(len(counts)))
             per_slice = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *per_slice)
 

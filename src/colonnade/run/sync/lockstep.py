@@ -12,7 +12,7 @@ from colonnade.errors import Problem, check
 from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import components, divided, slice_specs, slices
+from colonnade.run.engine.gradients import components, divided, plus, slice_specs, slices
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.engine.traces import Traces
@@ -210,7 +210,9 @@ class Lockstep(GraphEngine):
         self.peers.begin_graph()
         order = self.settings.order if len(own) == len(self.devices) else star(max(len(own), 1))
         how = self._how(batch)
-        shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
+        late = self.housed.late.of(self._traced(batch), own)
+        with tf.control_dependencies(self.housed.late.before(late)):
+            shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
         # The rows of each worker; of machines that have none, all that they do is made elsewhere.
         working = list(own) or [1]
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
@@ -218,26 +220,26 @@ class Lockstep(GraphEngine):
         known: Bindings = {}
         plain = self.plain_sum and sums.weight is None and not self.peers.several
         at_once = self.workers.sums_itself(rows) if plain else None
-        totals = [] if at_once is not None else self._totals(shares, how, order)
+        by_copy = [[]] if at_once is not None else self._totals(shares, how, order)
         present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
         if self.peers.several:
             traces = self._traced(batch)
-            totals, present = filled(totals, traces, how), _present(traces)
+            totals, present = filled(by_copy[0], traces, how), _present(traces)
             with tf.control_dependencies(calls):  # which change the states
                 sums, totals, known = over_machines(
                     self.peers, batch, sums, totals, self.housed.shared_states(), counts
                 )
+            by_copy = [totals]
             if traces[0].structure.outputs is not None:
                 outputs = outputs_of_all(self.peers, outputs, traces, len(counts))
         loss, metrics, weight = sums.means()
         if at_once is not None:
-            penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, working)
+            penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, working, late)
         else:
-            gradients = self.gradient(totals, present, weight, how)
-            gradients, loss, penalty = self.traces.with_penalty(
-                gradients, loss, self.devices[0], partial(self.housed.bindings_after, calls)
-            )
-            write = partial(self._written, gradients, working, order, known)
+            copies = [self.gradient(totals, present, weight, how) for totals in by_copy]
+            calls = [*calls, *self.workers.unbroken(copies)]
+            copies, loss, penalty = self._with_penalty(copies, loss, calls)
+            write = partial(self._written, copies, working, known, late)
         self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
@@ -245,12 +247,37 @@ class Lockstep(GraphEngine):
             skipped = self.guard.guarded(watched, write, undo)
         return Outcome(loss, metrics, sums.replicas, skipped, outputs)
 
-    def _totals(self, shares: Sequence[Share], how: Sequence[Recipe], order: Order) -> Totals:
-        """The sums of gradients over the workers: of each piece, for each parameter."""
+    def _totals(self, shares: Sequence[Share], how: Sequence[Recipe], order: Order) -> list[Totals]:
+        """The sums of gradients over the workers: for each copy of the variables, piece and parameter."""
         rows = [[cut(*each) for each in zip(s.gradients, s.sizes, how, strict=True)] for s in shares]
         depth = max(len(recipe) if isinstance(recipe, tuple) else 1 for recipe in how)
         layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
-        return [self.workers.reduced(layer, order) for layer in layers]
+        by_layer = [self.workers.reduced(layer, order) for layer in layers]
+        num_copies = max(len(copies) for copies in by_layer)
+        nothing = [None] * len(how)  # has arrived at a copy
+        full = [[*copies, *[nothing] * (num_copies - len(copies))] for copies in by_layer]
+        return [list(totals) for totals in zip(*full, strict=True)]
+
+    def _with_penalty(
+        self, copies: Sequence[list[Any]], loss: Any, calls: Sequence[Any]
+    ) -> tuple[list[list[Any]], Any, Any]:
+        """The gradients of each copy and the loss with the penalty, and what of it must be finite.
+
+        It is computed once, where the first copy is. Where gradients have arrived at others, it is sent on.
+        """
+        first, bound = self.devices[0], partial(self.housed.bindings_after, calls)
+        if len(copies) == 1 or self.traces.penalty is None:
+            gradients, loss, health = self.traces.with_penalty(copies[0], loss, first, bound)
+            return [gradients, *copies[1:]], loss, health
+        extra, loss, health = self.traces.with_penalty([None] * len(copies[0]), loss, first, bound)
+        everywhere = self.workers.spread(extra)
+        sums = []
+        for number, (own, more) in enumerate(zip(copies, everywhere, strict=True)):
+            with tf.device(self.devices[number]):
+                pairs = zip(own, more, strict=True)
+                # What has not arrived at a copy is sent later, with its penalty.
+                sums.append([None if number and g is None else plus(g, e) for g, e in pairs])
+        return sums, loss, health
 
     def gradient(
         self, totals: Totals, present: Sequence[int], weight: Any, how: Sequence[Recipe]
@@ -258,35 +285,37 @@ class Lockstep(GraphEngine):
         """The gradient of the global batch, from sums; over the weight if there is one."""
         with tf.device(self.devices[0]):
             sums = [joined(*each)[0] for each in zip(zip(*totals, strict=True), how, present, strict=True)]
-        return sums if weight is None else [divided(gradient, weight) for gradient in sums]
+        return sums if weight is None else [_divided_at_home(gradient, weight) for gradient in sums]
 
     def _summed_and_written(
-        self, update: Update, rows: Sequence[Sequence[Any]], working: Sequence[int]
+        self, update: Update, rows: Sequence[Sequence[Any]], working: Sequence[int], late: frozenset[Any]
     ) -> Any:
         bindings = self.housed.update_bindings(0, update.captures)
         handles, place = update.bound(bindings), self.parameters[0].device
         with self._assigned(working):
             done = update.at_once([components(row) for row in rows], handles, place)
-        return self._settled([done], working)
+        return self._settled([done], working, {}, late)
 
-    def _written(self, gradients: list[Any], working: Sequence[int], order: Order, known: Bindings) -> Any:
+    def _written(
+        self, copies: Sequence[list[Any]], working: Sequence[int], known: Bindings, late: frozenset[Any]
+    ) -> Any:
         with self._assigned(working, known):
-            updates = self.workers.updated(gradients, self.housed, len(working), order)
-        return self._settled(updates, working, known)
+            updates = self.workers.updated(copies, self.housed)
+        return self._settled(updates, working, known, late)
 
     def _assigned(self, working: Sequence[int], known: Bindings | None = None) -> Any:
         """Around the update: what the function assigned to trained variables comes first."""
         return tf.control_dependencies(self.housed.take_assigned(mean_by(working), known))
 
-    def _settled(self, ops: list[Any], working: Sequence[int], known: Bindings | None = None) -> Any:
-        """After the update: states are averaged, and the update is counted."""
-        states = self.housed.settle_states(mean_by(working), known=known)
+    def _settled(self, ops: list[Any], working: Sequence[int], known: Bindings, late: frozenset[Any]) -> Any:
+        """After the update: states are averaged, but for those that are late, and the update is counted."""
+        states = self.housed.settle_states(mean_by(working), known=known, late=late)
         with tf.control_dependencies([*ops, *states, self.guard.made.assign_add(1)]):
             return tf.constant(0)
 
     def _left_out(self) -> Any:
         """No update: what the replicas made of the states is forgotten too."""
-        with tf.control_dependencies(self.housed.restore_states()):
+        with tf.control_dependencies(self.housed.undo_states()):
             return tf.constant(1)
 
     def state(self) -> SavedState:
@@ -312,6 +341,11 @@ class Lockstep(GraphEngine):
 
     def links(self) -> Links:
         return self.workers.links()
+
+
+def _divided_at_home(gradient: Any, weight: Any) -> Any:
+    with tf.device(None if gradient is None else gradient.device):
+        return divided(gradient, weight)
 
 
 def _present(traces: Sequence[Objective]) -> list[int]:

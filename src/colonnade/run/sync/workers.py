@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slice_specs, slices
@@ -17,11 +18,13 @@ from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
 from colonnade.run.move.num_bytes import num_bytes
-from colonnade.run.move.reduce import Order, bucket_for, reduce, spread, star, traffic
+from colonnade.run.move.reduce import Order, bucket_for, spread
+from colonnade.run.move.reductions import AUTO
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import idle_share
+from colonnade.run.sync.summation import Summation
 from colonnade.run.trace_cut.sync_cut import add_nothing, call_with_sums, problems
 from colonnade.run.variables.homes import Homes, owners_of
 
@@ -56,14 +59,23 @@ class Workers(Protocol):
     ) -> tuple[list[Share], list[Any]]:
         """What every worker adds to the step, and what to wait for until all have computed."""
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
-        """The sum of each gradient over the workers."""
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
+        """The sum of each gradient over the workers, for the first copy of the variables.
+
+        There may be lists for the other copies too, with the sums that arrive there by the same way.
+        """
+
+    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
+        """Sums that must not be broken off once they have begun."""
 
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         """A compiled update that adds up the gradients of all workers by itself, if that is worth it."""
 
-    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
-        """Ops that update every copy of the variables."""
+    def spread(self, gradients: list[Any]) -> list[list[Any]]:
+        """What is where the first copy of the variables is, once for every copy."""
+
+    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+        """Ops that update every copy of the variables, from what `reduced` gave."""
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         """The device on which something is not finite; `bad` are the variables with such a gradient."""
@@ -83,6 +95,7 @@ class Replicas:
         self._peers = settings.peers
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
+        self._summation = Summation(settings)
 
     @property
     def every_device(self) -> tuple[str, ...]:
@@ -120,7 +133,10 @@ class Replicas:
         for objective in self._traces.objectives:
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
-                housed.make_stand_ins(i, objective.captures, compiled=self._settings.compilation.on)
+                compiled = self._settings.compilation.on or objective.compiles
+                housed.make_stand_ins(i, objective.captures, compiled=compiled)
+            if hardware.are_cards(self._devices) and not self._peers.several:
+                housed.late.prepare(objective)
 
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
@@ -147,9 +163,15 @@ class Replicas:
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[Any]:
-        working = self._devices[: len(gradients)]
-        return reduce(gradients, working, order, bucket_bytes=bucket_for(working))
+    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
+        return self._summation.sums(gradients, order, self._owner_positions())
+
+    def _owner_positions(self) -> list[int]:
+        """For each parameter the device that owns it; empty where variables are not partitioned."""
+        return [self._owners[p.ref()] for p in self._traces.parameters] if self._owners else []
+
+    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
+        return self._summation.unbroken(copies)
 
     def _placed_update(self, gradients: Sequence[Any]) -> Update:
         """The update for such gradients, with its work where the variables are."""
@@ -165,21 +187,32 @@ class Replicas:
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         if self._settings.mode != "shared" or self._traces.penalty is not None:
             return None
+        if self._settings.reduce != AUTO:
+            return None
         # A slice of another size may have gradients of another kind.
         alike = len({self._traces.update(row) for row in rows}) == 1
         return update if alike and (update := self._placed_update(rows[0])).compiles else None
 
-    def updated(self, gradients: list[Any], housed: Homes, num_active: int, order: Order) -> list[Any]:
-        update = self._placed_update(gradients)
-        copies = self._spread(gradients, num_active, order)
+    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+        update = self._placed_update(copies[0])
+        if self._settings.mode == "mirrored" and len(self._devices) > 1:
+            copies = self._everywhere(copies)
         return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
 
-    def _spread(self, gradients: list[Any], num_active: int, order: Order) -> list[list[Any]]:
-        """The gradients once for every copy of the variables."""
-        if self._settings.mode != "mirrored" or len(self._devices) == 1:
-            return [gradients]
-        full = order if len(self._devices) == num_active else star(len(self._devices))
-        return spread(gradients, self._devices, full, bucket_bytes=bucket_for(self._devices))
+    def _everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
+        """The gradients of all copies; what has not arrived at others yet is sent there from the first."""
+        first, *others = copies
+        missing = [i for i, g in enumerate(first) if g is not None and (not others or others[0][i] is None)]
+        sent = self.spread([first[i] for i in missing])
+        full = [list(copy) for copy in copies] if others else [list(first) for _ in self._devices]
+        for copy, received in zip(full, sent, strict=True):
+            for i, gradient in zip(missing, received, strict=True):
+                copy[i] = gradient
+        return full
+
+    def spread(self, gradients: list[Any]) -> list[list[Any]]:
+        order, bucket = self._settings.order, bucket_for(self._devices)
+        return spread(gradients, self._devices, order, bucket_bytes=bucket)
 
     def _updated(self, update: Update, gradients: list[Any], home: int, housed: Homes) -> Any:
         """Update one copy of the variables."""
@@ -200,19 +233,17 @@ class Replicas:
         return {(0, node): self.every_device[at] for node, at in nodes.items()} if self._owners else {}
 
     def links(self) -> Links:
-        """Gradients to device 0; back the gradient (mirrored), or the parameters that replicas read."""
+        """Gradients to where they are summed; back the sums (mirrored), or the parameters for replicas."""
         devices, mode = self._devices, self._settings.mode
-        up = traffic([self._traces.specs] * len(devices), self._settings.order).links
         links: Links = defaultdict(float)
-        for (source, target), size in up.items():
+        moved, with_owners = self._summation.moved(self._traces.specs, self._owner_positions())
+        for (source, target), size in moved.items():
             links[devices[source], devices[target]] += size
-            if mode == "mirrored":
-                links[devices[target], devices[source]] += size
         if mode == "mirrored":
             return dict(links)
-        for parameter in self._traces.parameters:
+        for number, parameter in enumerate(self._traces.parameters):
             home = self.every_device[self._owners.get(parameter.ref(), 0)]
-            if home != devices[0]:
+            if home != devices[0] and number not in with_owners:
                 links[devices[0], home] += num_bytes(parameter)  # the gradient, to who updates it
             for device in devices:
                 if device != home:

@@ -183,6 +183,12 @@ class Traced:
         """Whether the user's code in it prints, asserts or writes summaries."""
         return speaks(self.concrete.graph)
 
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether it calls a function with `jit_compile=True`, which reads variables of one device only."""
+        marked = (node.attr["_XlaMustCompile"].b for node in nodes(self.concrete.graph.as_graph_def()))
+        return any(marked)
+
     def voice(self, replica: int, device: str) -> Voice | None:
         """What a replica needs a trace of its own for: to speak, or to draw numbers of its own."""
         return Voice(replica, device, self.repeats) if self.repeats or self.speaks else None

@@ -11,9 +11,11 @@ from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
 from colonnade.run.engine.compilation import compile_problems
 from colonnade.run.machines.peers import Peers, outside
+from colonnade.run.move.reductions import reduce_problems, value_problems
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.sync.lockstep import Synchronous
+from colonnade.run.sync.periodic import DiLoCo, Elastic, LocalSGD
 
 
 def of_training(loss: Any, optimizer: Any) -> Iterator[Problem]:
@@ -30,8 +32,7 @@ def of_options(penalty: Any, on_nan: Any, reduce: Any) -> Iterator[Problem]:
         yield Problem("penalty", penalty, "must be a function without arguments", "Wrap it: lambda: ...")
     if on_nan not in ("stop", "skip"):
         yield Problem("on_nan", on_nan, "must be stop or skip", "Leave it out to stop")
-    if reduce != "auto":
-        yield Problem("reduce", reduce, "must be auto", "Leave it out")
+    yield from value_problems(reduce)
 
 
 def resolved(devices: Devices | Pipeline) -> tuple[tuple[str, ...], Sequence[Problem]]:
@@ -68,6 +69,20 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
     elif not isinstance(sync, Synchronous) and getattr(sync, "across", None) != "machines":
         rule = "is for the devices of one machine"
         yield Problem("sync", type(sync).__name__, rule, fix)
+
+
+def of_reduce(
+    reduce: str, devices: Sequence[str], mode: str, sync: Any, pipeline: Pipeline | None
+) -> Iterator[Problem]:
+    """What `reduce=` does not go with; all other arguments are right."""
+    yield from reduce_problems(
+        reduce,
+        devices,
+        mode,
+        synchronous=isinstance(sync, Synchronous) and pipeline is None,
+        joins=isinstance(sync, LocalSGD | DiLoCo | Elastic),
+        machines=joined() is not None,
+    )
 
 
 def of_compiling(wanted: Any, sync: Any, pipeline: Pipeline | None) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed, is_generator
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.compilation import Compilation
+from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
@@ -60,7 +61,9 @@ class Trainer:
         penalty: a function without arguments whose value is added to the loss once.
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
-        reduce: the order in which gradients are added: `auto` follows the topology.
+        reduce: how gradients are added up: `ring` gives every device an equal part of the sums, `tree` adds
+            them on the first one; on cards also their own library. `auto` on cards is what the self-test of
+            the machine found fastest, else `ring` (see `docs/cards.md`).
         compile: whether XLA compiles what a replica computes; `auto` tries both ways on the first steps
             and keeps the faster one. `history.compiled` says what became of it.
         plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
@@ -112,6 +115,9 @@ class Trainer:
             *checks.of_options(penalty, on_nan, reduce),
             *checks.of_compiling(compile, sync, pipeline),
         ]
+        if not amiss:
+            mode = home(sync, variables, self.devices)
+            amiss += checks.of_reduce(reduce, self.devices, mode, sync, pipeline)
         check("Trainer()", amiss)
         # Of each finished fit the passes through its data, by the directory of its checkpoints.
         self._fits: defaultdict[Path, list[int]] = defaultdict(list)
@@ -135,7 +141,7 @@ class Trainer:
         else:
             self._peers = peers_of(self.devices, "Trainer()")
             settings = Settings(loss, optimizer, self.devices, mode, penalty, on_nan, dealt.by)
-            settings = replace(settings, compilation=self._compilation, peers=self._peers)
+            settings = replace(settings, compilation=self._compilation, peers=self._peers, reduce=reduce)
             self._engine = sync.engine(settings)
             if isinstance(self._engine, Lockstep) and self._engine.peers.sharded:
                 self._peers = self._engine.peers
@@ -215,7 +221,8 @@ class Trainer:
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
-        arguments = Arguments(batch, self._mode(training=True), self._names)
+        with tf.device(HOST):  # or arrays would go to the first card, and back
+            arguments = Arguments(batch, self._mode(training=True), self._names)
         with self._state(), self._peers.stepping(0.0):
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0

@@ -27,6 +27,8 @@ from colonnade.run.variables.aggregation import (
     is_random_state,
     rule_of,
 )
+from colonnade.run.variables.digests import Digests, can_digest
+from colonnade.run.variables.late_states import LateStates
 from colonnade.run.variables.parts import home_of
 
 MODES = ("shared", "mirrored", "partitioned")
@@ -53,6 +55,11 @@ class Homes:
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
         self.states: dict[Any, ReplicatedState] = {}
+        # Where messages cost, averages are settled when somebody looks; whoever trains in lockstep says so.
+        self.late = LateStates(self.states, copy_of)
+        self._digests: tuple[list[tf.Variable], Digests] | None = None
+        self._left: Any = None  # the digests of the user's variables when he was last given them
+        self._trusted = True
         self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
@@ -174,10 +181,10 @@ class Homes:
         return self.states[ref].copies[replica] if ref in self.states else None
 
     def _state(self, capture: Capture) -> ReplicatedState:
-        variable = capture.variable
+        variable, random = capture.variable, is_random_state(capture)
         copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
         several = self.total > len(self.devices) or len(copies) > 1
-        random, summed = is_random_state(capture), several and rule_of(variable) == "sum"
+        summed = several and rule_of(variable) == "sum"
         if random:
             for replica, copy in enumerate(copies, self.first):
                 copy.assign(another_stream(variable, replica))
@@ -189,9 +196,33 @@ class Homes:
         return self.devices
 
     def enter(self) -> None:
-        """Before steps: the user's variables are the truth; copies take their values."""
-        self.refresh()
-        self.restore_states()
+        """Before steps: the user's variables are the truth; copies take their values.
+
+        Where messages cost, only those that are not as he was last given them.
+        """
+        same = self._unchanged()
+        self._left, self._trusted = None, True
+        self.refresh(but=same)
+        self.restore_states(only=self.states.keys() - same)
+
+    def _unchanged(self) -> frozenset[Any]:
+        """The refs of the user's variables that he has not changed since he was last given them."""
+        if self._left is None or self._digests is None:
+            return frozenset()
+        variables, digests = self._digests
+        if len(variables) != len(self._digested()):  # there are new ones
+            return frozenset()
+        same = digests.now() == self._left
+        return frozenset(v.ref() for v, is_same in zip(variables, same, strict=True) if is_same)
+
+    def _digested(self) -> list[tf.Variable]:
+        originals = {variable.ref(): variable for variable, _ in self._pairs()}
+        originals |= {ref: state.original for ref, state in self.states.items()}
+        return [variable for variable in originals.values() if can_digest(variable)]
+
+    def distrust(self) -> None:
+        """A step has failed: all copies take the user's values before the next one."""
+        self._trusted = False
 
     def refresh(self, but: frozenset[Any] = frozenset()) -> None:
         """Give all copies the values of the user's variables, except those of some, named by their refs."""
@@ -209,13 +240,24 @@ class Homes:
         return [
             copy.assign(self.current(state.original).read_value())
             for state in changed
-            for copy in state.copied
+            for copy in (*state.copied, *self.late.kept.get(state.original.ref(), ()))
         ]
+
+    def undo_states(self) -> list[Any]:
+        """Ops that take back what the replicas made of the states in a step; random streams go on."""
+        return self.restore_states(only=self.states.keys() - self.late.kept.keys()) + self.late.undo()
 
     def leave(self) -> None:
         """After steps: the user's variables take the values of the copies that hold them meanwhile."""
         for ref, copy in self._owned().items():
             ref.deref().assign(copy)
+        self.late.settle()
+        self._left = None
+        if self._trusted and hardware.are_cards(self.devices) and len(self.devices) > 1:
+            variables = self._digested()
+            if self._digests is None or len(self._digests[0]) != len(variables):
+                self._digests = variables, Digests(variables)
+            self._left = self._digests[1].now()
 
     def _owned(self) -> Bindings:
         """The copies that hold the values between steps, in place of the user's variables."""
@@ -261,15 +303,23 @@ class Homes:
         return known[ref] if known is not None and ref in known else state.value(mean)
 
     def settle_states(
-        self, mean: Mean, *, everywhere: bool = True, known: Bindings | None = None
+        self,
+        mean: Mean,
+        *,
+        everywhere: bool = True,
+        known: Bindings | None = None,
+        late: frozenset[Any] = frozenset(),
     ) -> list[Any]:
         """Ops that give the user's variables what the replicas made of the states, by some mean of them.
 
         The replicas get it too, unless `everywhere` is False. Of what is trained they get what the update
-        made of it. Where other machines have replicas too, the values are `known`, by ref.
+        made of it. Where other machines have replicas too, the values are `known`, by ref. Those that are
+        `late` stay with the replicas until somebody looks.
         """
-        ops = []
-        for state in self.states.values():
+        ops = self.late.after(late)
+        for ref, state in self.states.items():
+            if ref in late:
+                continue
             if state.random and self.first:
                 continue  # the user's variable follows the first device of all
             if state.trained:
@@ -277,7 +327,8 @@ class Homes:
             else:
                 shared = everywhere and not state.random
                 value = self._one_value(state, mean, known)
-                targets = (state.original, *(state.copied if shared else ()))
+                user = self.late.kept.get(ref, (state.original,))
+                targets = (*user, *(state.copied if shared else ()))
             ops += [variable.assign(value) for variable in targets]
         return ops
 

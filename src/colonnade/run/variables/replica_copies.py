@@ -5,17 +5,16 @@ the batch only through sums over the replicas end as the same values too. What i
 averages become the mean over the replicas, by the sizes of their slices, or what `aggregation=` says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import READS
 from colonnade.run.trace.traced import Traced
-from colonnade.run.trace_cut.sync_cut import reached
 from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
 from colonnade.run.variables.homes import Bindings, copy_of
 from colonnade.run.variables.saved_state import named
+from colonnade.run.variables.slice_values import local_variables
 
 
 class ReplicaCopies:
@@ -110,44 +109,3 @@ class ReplicaCopies:
                 value = tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
             ops.append(variable.assign(value))
         return ops
-
-
-def local_variables(traced: Traced) -> list[tf.Variable]:
-    """Variables into which a trace writes what depends on its slice other than through sums."""
-    written = [(v, op) for v, op in _handles(traced) if v.ref() in {w.ref() for w in traced.written}]
-    return [variable for variable, handle in written if _is_local(handle, _tainted(traced))]
-
-
-def local_outputs(traced: Traced) -> list[bool]:
-    """For each output of a trace whether it is of the slice."""
-    tainted = _tainted(traced)
-    return [output.op.name in tainted for output in traced.outputs]
-
-
-def _tainted(traced: Traced) -> set[str]:
-    """The nodes whose values are of the slice: made from it, from random numbers, or from such variables."""
-    inputs = traced.concrete.inputs
-    batch = {tensor.op.name for tensor in inputs[: len(inputs) - len(traced.captures)]}
-    handles = _handles(traced)
-    drawn = [c.variable.ref() for c in traced.captures if c.variable is not None and is_random_state(c)]
-    sources = batch | {op.name for variable, op in handles if variable.ref() in drawn}
-    sources |= {op.name for op in traced.concrete.graph.get_operations() if "Random" in op.type}
-    while True:
-        tainted = reached(sources, traced)
-        more = {op.name for _, op in handles if op.name not in sources and _is_local(op, tainted)}
-        if not more:
-            return tainted
-        sources |= more
-
-
-def _is_local(handle: Any, tainted: Iterable[str]) -> bool:
-    """Whether something of the slice is written to the variable of a handle."""
-    writers = [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
-    return any(op.name in tainted for op in writers)
-
-
-def _handles(traced: Traced) -> list[tuple[tf.Variable, Any]]:
-    inputs = traced.concrete.inputs
-    placeholders = inputs[len(inputs) - len(traced.captures) :]
-    pairs = zip(traced.captures, placeholders, strict=True)
-    return [(capture.variable, tensor.op) for capture, tensor in pairs if capture.variable is not None]

@@ -140,6 +140,7 @@ def resume(homes: Homes, own: Mapping[str, Sequence[Any]]) -> None:
             continue
         for i, copy in enumerate(state.copies, homes.first):
             copy.assign(saved[i] if i < len(saved) else another_stream(state.original, i))
+    homes.late.keep()
 
 
 def bases(homes: Homes) -> dict[str, tuple[tf.Variable, ...]]:

@@ -1,0 +1,98 @@
+"""The check of the self-test that compares ways of summing: whether each is right, and how fast it is.
+
+What it finds on cards is remembered (`hardware.probes.verdicts`), and `reduce="auto"` goes by it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from colonnade.hardware import devices as hardware
+from colonnade.hardware.doctors.admission import lets_others_in
+from colonnade.hardware.probes import collective, verdicts
+from colonnade.hardware.probes.repeated import seconds_per_round
+from colonnade.reason.transfers.rings import ring_bandwidth
+from colonnade.run.move.reduce import bucket_for, links_of, reduce, spread, tree_for
+from colonnade.run.move.reductions import LIBRARY, RING, TREE
+from colonnade.run.move.ring import ring_sums
+from colonnade.run.selftest.movement import PATIENCE
+from colonnade.run.selftest.verdict import Verdict
+
+# How many numbers each device adds: on cards enough to fill their links, else enough to be cut.
+ON_CARDS, ELSEWHERE = collective.SIZES[-1], 1_000
+
+Sums = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def sums(devices: tuple[str, ...]) -> Verdict:
+    """Sums on every device, by each way that there is, against NumPy's; and how fast each is, on cards."""
+    if len(devices) < 2:
+        return Verdict(None, "it takes two devices")
+    cards = hardware.are_cards(devices)
+    size = ON_CARDS if cards else ELSEWHERE
+    expected = np.sum([collective.numbers(i, size) for i in range(len(devices))], axis=0)
+    found = {way: _tried(sums_of, devices, size) for way, sums_of in _ways(devices).items()}
+    right = {way: sums == [collective.checksum(expected)] * len(devices) for way, (sums, _) in found.items()}
+    seconds = {way: each for way, (_, each) in found.items()}
+    words = ""
+    if not any(collective.refusals(devices)) and lets_others_in(hardware.visible_cards()):
+        answer, version = collective.ask_cards(len(devices), PATIENCE)
+        words = answer.words
+        told = {} if answer.trouble or not version else {each["size"]: each for each in answer.said}
+        right[LIBRARY] = told.get(size, {}).get("sums") == [collective.checksum(expected)] * len(devices)
+        seconds[LIBRARY] = told.get(size, {}).get("seconds", float("inf"))
+    wrong = [way for way, is_right in right.items() if not is_right]
+    if not cards:
+        said = f"{', '.join(right)}; no bandwidth: these share one memory"
+        return Verdict(not wrong, f"wrong: {', '.join(wrong)}" if wrong else said)
+    passed = {way: took for way, took in seconds.items() if right[way]}
+    verdicts.remember(devices, passed)
+    return _on_cards(devices, size, passed, wrong, words)
+
+
+def _on_cards(
+    devices: Sequence[str], size: int, seconds: dict[str, float], wrong: Sequence[str], words: str
+) -> Verdict:
+    """Bytes per second that every card sends if sums are made as a ring makes them, beside the links' own."""
+    n = len(devices)
+    moved = 2 * (n - 1) / n * 4 * size
+    published = ring_bandwidth(links_of(devices), tuple(range(n)))
+    figures = {
+        way: {"ms": round(1e3 * took, 3), "GB/s per card": round(moved / took / 1e9, 2)}
+        for way, took in seconds.items()
+    }
+    told = ", ".join(f"{way} {figure['GB/s per card']:g}" for way, figure in figures.items())
+    links = f"{published / 1e9:g}" if np.isfinite(published) else "unknown"
+    said = f"GB/s per card: {told}; the links have {links}"
+    if wrong:
+        said = f"wrong: {', '.join(wrong)}; {said}"
+    extra = {"links, GB/s per card": links, "bytes": 4 * size}
+    return Verdict(not wrong, said, {**figures, **extra}, words)
+
+
+def _ways(devices: tuple[str, ...]) -> dict[str, Sums]:
+    order, bucket = tree_for(devices), bucket_for(devices)
+
+    def tree(tensors: Sequence[Any]) -> list[Any]:
+        total = reduce([[tensor] for tensor in tensors], devices, order, bucket_bytes=bucket)
+        return [own[0] for own in spread(total, devices, order, bucket_bytes=bucket)]
+
+    def ring(tensors: Sequence[Any]) -> list[Any]:
+        return [own[0] for own in ring_sums([[tensor] for tensor in tensors], devices, everywhere=True)]
+
+    return {TREE: tree, RING: ring}
+
+
+def _tried(sums_of: Sums, devices: Sequence[str], size: int) -> tuple[list[int], float]:
+    """Checksums of what every device gets, and the seconds that it takes."""
+    tensors = []
+    for i, device in enumerate(devices):
+        with tf.device(device):
+            tensors.append(tf.constant(collective.numbers(i, size)))
+    once = tf.function(lambda *held: sums_of(held), autograph=False)
+    checksums = [collective.checksum(total.numpy()) for total in once(*tensors)]
+    if not hardware.are_cards(devices):
+        return checksums, 0.0
+    return checksums, seconds_per_round(collective.means_of(sums_of, devices), tensors)

@@ -1,0 +1,53 @@
+"""What a trace computes from its slice alone, and what is the same on every replica."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from colonnade.run.trace.captures import READS
+from colonnade.run.trace.traced import Traced
+from colonnade.run.trace_cut.sync_cut import reached
+from colonnade.run.variables.aggregation import is_random_state
+
+
+def local_variables(traced: Traced) -> list[tf.Variable]:
+    """Variables into which a trace writes what depends on its slice other than through sums."""
+    written = [(v, op) for v, op in handles(traced) if v.ref() in {w.ref() for w in traced.written}]
+    return [variable for variable, handle in written if is_local(handle, tainted(traced))]
+
+
+def local_outputs(traced: Traced) -> list[bool]:
+    """For each output of a trace whether it is of the slice."""
+    of_slice = tainted(traced)
+    return [output.op.name in of_slice for output in traced.outputs]
+
+
+def tainted(traced: Traced) -> set[str]:
+    """The nodes whose values are of the slice: made from it, from random numbers, or from such variables."""
+    inputs = traced.concrete.inputs
+    batch = {tensor.op.name for tensor in inputs[: len(inputs) - len(traced.captures)]}
+    known = handles(traced)
+    drawn = [c.variable.ref() for c in traced.captures if c.variable is not None and is_random_state(c)]
+    sources = batch | {op.name for variable, op in known if variable.ref() in drawn}
+    sources |= {op.name for op in traced.concrete.graph.get_operations() if "Random" in op.type}
+    while True:
+        of_slice = reached(sources, traced)
+        more = {op.name for _, op in known if op.name not in sources and is_local(op, of_slice)}
+        if not more:
+            return of_slice
+        sources |= more
+
+
+def is_local(handle: Any, of_slice: Iterable[str]) -> bool:
+    """Whether something of the slice is written to the variable of a handle."""
+    writers = [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
+    return any(op.name in of_slice for op in writers)
+
+
+def handles(traced: Traced) -> list[tuple[tf.Variable, Any]]:
+    """The variables that a trace captures, and the ops that stand for their handles in it."""
+    inputs = traced.concrete.inputs
+    placeholders = inputs[len(inputs) - len(traced.captures) :]
+    pairs = zip(traced.captures, placeholders, strict=True)
+    return [(capture.variable, tensor.op) for capture, tensor in pairs if capture.variable is not None]

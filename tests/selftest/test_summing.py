@@ -1,0 +1,63 @@
+"""The check of the ways of summing passes where they are right, else fails, and is remembered of cards."""
+
+import pytest
+from examined import DEVICES, fails, outcome
+
+from colonnade.describe.topology import Topology
+from colonnade.hardware import devices as hardware
+from colonnade.hardware.probes import collective, verdicts, watchdog
+from colonnade.run.move.ring import ring_sums
+from colonnade.run.selftest import summing
+
+NAME = "sums"
+
+
+def test_on_virtual_devices_sums_are_right_and_nothing_is_timed():
+    result = outcome(NAME)
+    assert result.state == "passed"
+    assert result.found == "tree, ring; no bandwidth: these share one memory"
+
+
+def test_a_wrong_sum_is_found(monkeypatch):
+    monkeypatch.setattr(summing, "ring_sums", lambda rows, *a, **k: ring_sums([rows[0]] * 3, *a, **k))
+    assert "wrong: ring" in fails(NAME)
+
+
+@pytest.fixture
+def cards(monkeypatch, tmp_path):
+    """These devices are three cards, and their library answers as it is told to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
+    monkeypatch.setattr(hardware, "topology", lambda: Topology.uniform(3, "PIX"))
+    monkeypatch.setattr(summing, "ON_CARDS", 1000)
+    monkeypatch.setattr(verdicts, "_key", lambda devices: "these cards")
+    monkeypatch.setattr(collective, "refusals", lambda devices: ())
+
+    def answering(sums, version="2.21.5"):
+        said = [{"size": 1000, "sums": sums, "seconds": 1e-6}]
+        monkeypatch.setattr(collective, "ask_cards", lambda *_: (watchdog.Answer(said), version))
+
+    return answering
+
+
+def right():
+    return [collective.checksum(sum(collective.numbers(i, 1000) for i in range(3)))] * 3
+
+
+def test_what_passed_on_cards_is_told_and_remembered(cards):
+    cards(right())
+    result = outcome(NAME)
+    assert result.state == "passed"
+    assert "the links have 12" in result.found
+    # 2 (n - 1) / n of 4 000 bytes in a microsecond
+    assert result.figures["nccl"]["GB/s per card"] == pytest.approx(5.33)
+    assert set(verdicts.recall(DEVICES)) == {"tree", "ring", "nccl"}
+
+
+def test_a_library_that_is_wrong_or_was_not_asked_is_no_choice_later(cards):
+    for sums, version in ((right()[:2], "2.21.5"), ([1, 2, 3], "2.21.5"), (right(), "")):
+        cards(right())
+        assert outcome(NAME).state == "passed"
+        cards(sums, version)
+        assert "wrong: nccl" in fails(NAME)
+        assert set(verdicts.recall(DEVICES)) == {"tree", "ring"}

@@ -1,0 +1,224 @@
+"""Every value of `reduce=`, wherever variables live, trains what one device does."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from families import long
+from partitions import Executed
+
+import colonnade as cn
+from colonnade.hardware.probes import collective
+from colonnade.run.move import reductions
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 50, size=(24, 3))
+X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=24)
+# Float64: what the order of sums may do.
+TOLERANCE = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """TensorFlow's own ring in place of the cards' library, between CPU devices."""
+    monkeypatch.setattr(collective, "HINT", "ring")
+    monkeypatch.setattr(collective, "refusals", lambda devices: ())
+
+
+class Model:
+    """A table that is looked up, layers, a weight that the penalty alone knows; all from fixed numbers."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        self.table, self.first, self.second, self.scale = (
+            tf.Variable(rng.normal(size=shape)) for shape in ((50, 4), (10, 7), (7,), ())
+        )
+
+    def loss(self, x, ids, y):
+        looked_up = tf.reduce_mean(tf.nn.embedding_lookup(self.table, ids), axis=1)
+        hidden = tf.tanh(tf.concat([x, looked_up], axis=1) @ self.first)
+        return (tf.linalg.matvec(hidden, self.second) - y) ** 2 + 0 * self.scale
+
+    def weighted(self, x, ids, y):
+        return cn.Weighted(self.loss(x, ids, y), tf.abs(y))
+
+    def penalty(self):
+        return 0.1 * tf.reduce_sum(self.first**2) + (self.scale - 1) ** 2
+
+    @property
+    def values(self):
+        return [v.numpy() for v in (self.table, self.first, self.second, self.scale)]
+
+
+def trained(devices, rows=24, optimizer=None, loss="loss", penalty=False, **options):
+    model = Model()
+    trainer = cn.Trainer(
+        getattr(model, loss),
+        optimizer() if optimizer else keras.optimizers.Adam(0.01),
+        devices=devices,
+        penalty=model.penalty if penalty else None,
+        **options,
+    )
+    data = (X[:rows], IDS[:rows], Y[:rows])
+    trainer.fit(data, batch_size=rows, steps=3, progress=False)
+    return model.values, trainer
+
+
+def assert_as_one_device(devices, way, home, **options):
+    way = reductions.LIBRARY if way == "library" else way
+    values, trainer = trained(devices, reduce=way, variables=home, **options)
+    for one, other in zip(values, trained(1, **options)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+    first, *others = trainer.replicas()
+    assert all(np.array_equal(a, b) for own in others for a, b in zip(own, first, strict=True))
+    return trainer
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("way", "home"),
+    [
+        *(("ring", "mirrored"), ("ring", "partitioned"), ("library", "mirrored")),
+        *long(("ring", "shared"), *(("tree", home) for home in ("mirrored", "shared", "partitioned"))),
+    ],
+)
+def test_sums_of_dense_and_sparse_gradients(way, home):
+    assert_as_one_device(4, way, home)
+
+
+def _decayed():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5, use_ema=True)
+
+
+CASES = {
+    "decay, clipping and averages": {"optimizer": _decayed},
+    "an uneven batch": {"rows": 23},
+    "fewer examples than devices": {"rows": 3},
+    "weights": {"loss": "weighted"},
+    "a penalty": {"penalty": True},
+    "skipping": {"on_nan": "skip"},
+    "loss scaling": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))},
+}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", ["ring", "library"])
+def test_whatever_is_trained(way, case):
+    assert_as_one_device(4, way, "mirrored", **CASES[case])
+
+
+@pytest.mark.parametrize(
+    ("way", "on_nan"), [("ring", "skip"), ("library", "stop"), *long(("ring", "stop"), ("library", "skip"))]
+)
+def test_a_nan_leaves_everything_as_it_was_and_the_next_step_goes_on(way, on_nan):
+    w = tf.Variable(tf.ones([3]))
+    way = reductions.LIBRARY if way == "library" else way
+    trainer = cn.Trainer(
+        lambda x: tf.linalg.matvec(x, w) ** 2,
+        keras.optimizers.SGD(0.1),
+        devices=3,
+        variables="mirrored",
+        reduce=way,
+        on_nan=on_nan,
+    )
+    good, bad = np.ones([6, 3], "float32"), np.ones([6, 3], "float32")
+    bad[3] = np.nan
+    trainer.train_on_batch(good)
+    before = w.numpy()
+    if on_nan == "stop":
+        with pytest.raises(cn.NotFinite, match="CPU:1"):
+            trainer.train_on_batch(bad)
+    else:
+        trainer.train_on_batch(bad)
+        assert trainer.skipped == 1
+    assert all(np.array_equal(own[0], before) for own in trainer.replicas())
+    trainer.train_on_batch(good)
+    assert np.isfinite(w.numpy()).all()
+    assert not np.array_equal(w.numpy(), before)
+
+
+def test_the_bytes_that_a_step_moves_are_told():
+    """4 000 bytes of gradients on 4 devices: a tree leads to the first one; a ring has equal parts."""
+
+    def links(**options):
+        w = tf.Variable(tf.ones([1000]))
+        trainer = cn.Trainer(
+            lambda x: tf.reduce_sum(x * w, axis=1), keras.optimizers.SGD(0.1), devices=4, **options
+        )
+        trainer.train_on_batch(tf.ones([4, 1000]))
+        sent = dict.fromkeys(trainer.devices, 0.0)
+        for (source, _), size in trainer.links().items():
+            sent[source] += size
+        return list(sent.values())
+
+    assert links(variables="mirrored", reduce="tree") == [8000, 4000, 8000, 4000]
+    assert links(variables="mirrored", reduce="ring") == [6000] * 4
+    assert sum(links(variables="shared", reduce="ring")) == 3 * 4000 + 3000 + 3 * 4000
+    # One parameter, of device 0: all send its gradient there, and read it there.
+    assert sum(links(variables="partitioned", reduce="ring")) == 2 * 3 * 4000
+
+
+def step_of(way):
+    """The graph of a step with two matrices, as TensorFlow runs it.
+
+    The gradient of the first one passes a sine, which is nowhere else; that of the second does not.
+    """
+    first, second = tf.Variable(tf.ones([8, 8])), tf.Variable(tf.ones([8, 8]))
+
+    @tf.custom_gradient
+    def through_a_sine(x):
+        return tf.identity(x), tf.sin
+
+    trainer = cn.Trainer(
+        lambda x: tf.reduce_sum(through_a_sine(x @ first) @ second, axis=1),
+        keras.optimizers.SGD(0.1),
+        devices=2,
+        variables="mirrored",
+        reduce=way,
+    )
+    return Executed(lambda: trainer.train_on_batch(tf.ones([4, 8])))
+
+
+def test_a_bucket_travels_while_the_backward_pass_goes_on():
+    step = step_of("ring")
+    for bucket, late in ((0, False), (1, True)):
+        scopes = f"reduction_{bucket}_from"
+        adds = [node for node in step.nodes.values() if scopes in node.name and node.op == "AddV2"]
+        assert adds
+        for node in adds:
+            assert any(step.nodes[name].op == "Sin" for name in step.above(node)) == late
+
+
+def test_the_guard_waits_until_sums_of_the_library_have_ended():
+    """An assertion that fails would break them off, and then TensorFlow refuses all later ones."""
+    step = step_of(reductions.LIBRARY)
+    sums = {node.name for node in step.all("CollectiveReduceV2")}
+    asserts = step.all("Assert")
+    assert len(sums) == 2
+    assert len(asserts) == 1
+    assert sums <= step.above(*asserts)
+
+
+@pytest.mark.long
+def test_in_a_timeline_sums_begin_before_the_backward_pass_ends():
+    """Eight wide layers: the gradients of the last ones are there long before those of the first."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(512, "tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input([512]), *layers, keras.layers.Dense(1)])
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(model(x) ** 2, 1),
+        keras.optimizers.SGD(1e-5),
+        devices=2,
+        variables="mirrored",
+        reduce="ring",
+    )
+    timeline = trainer.profile((tf.ones([512, 512]),), steps=3, batch_size=512)
+    overlapped = []
+    for step in {event.step for event in timeline.events if event.step is not None}:
+        own = [event for event in timeline.events if event.step == step]
+        sums = [event.start for event in own if event.kind == "reduction"]
+        backward = [event.end for event in own if event.kind == "backward"]
+        overlapped.append(min(sums) < max(backward))
+    assert any(overlapped)

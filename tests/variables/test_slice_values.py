@@ -1,0 +1,40 @@
+"""Which variables and outputs are of a slice after a step."""
+
+import tensorflow as tf
+
+from colonnade.run.trace.traced import trace
+from colonnade.run.variables.slice_values import local_outputs, local_variables
+
+
+def variable(name, **options):
+    return tf.Variable(1.0, trainable=False, name=name, **options)
+
+
+def summed(x):
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x))
+
+
+def test_what_depends_on_the_batch_through_sums_alone_is_the_same_everywhere():
+    shared, moving, from_moving, counter = (variable(n) for n in ("shared", "moving", "after", "counter"))
+
+    def step(x):
+        shared.assign_sub(summed(x))
+        moving.assign(0.9 * moving + 0.1 * tf.reduce_mean(x))
+        from_moving.assign(moving * 2.0)  # through a variable
+        counter.assign_add(1.0)
+        return shared.read_value(), moving.read_value(), counter.read_value()
+
+    traced = trace(step, tf.TensorSpec([3]))
+    assert {v.name for v in local_variables(traced)} == {"moving:0", "after:0"}
+    assert local_outputs(traced) == [False, True, False]
+
+
+def test_random_numbers_are_of_a_slice():
+    noise, generator = variable("noise"), tf.random.Generator.from_seed(1)
+
+    def step(x):
+        noise.assign(generator.normal([]))
+        return x
+
+    assert noise.name in {v.name for v in local_variables(trace(step, tf.TensorSpec([3])))}
