@@ -1,6 +1,7 @@
 """Programs that are not the same on several devices, with what `cn.fit` says; and those that draw numbers."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 from keras_programs.own_steps import FLAT, LABELS, TARGET, Guide, dense
@@ -99,8 +100,75 @@ def fixed_batch_size():
     return compiled(stack(FixedSize(), layers.Dense(2))), (FLAT, TARGET)
 
 
+class Codebook(layers.Layer):
+    """Vectors that follow by moving sums what is nearest to them."""
+
+    def build(self, shape):
+        options = {"initializer": "random_uniform", "trainable": False}
+        self.vectors = self.add_weight(shape=(5, shape[-1]), name="vectors", **options)
+        self.sums = self.add_weight(shape=(5, shape[-1]), name="sums", **options)
+        self.seen = self.add_weight(shape=(5,), name="seen", initializer="ones", trainable=False)
+
+    def call(self, x, training=False):
+        apart = ops.sum((x[:, None] - self.vectors[None]) ** 2, axis=-1)
+        nearest = ops.one_hot(ops.argmin(apart, axis=1), 5, dtype=x.dtype)
+        if training:
+            self.seen.assign(0.9 * self.seen + 0.1 * ops.sum(nearest, axis=0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(nearest), x))
+            self.vectors.assign(self.sums / self.seen[:, None])
+        return x + ops.stop_gradient(ops.matmul(nearest, self.vectors) - x)
+
+
+def moving_sums():
+    return compiled(stack(layers.Dense(4), Codebook(), layers.Dense(2))), (FLAT, TARGET)
+
+
+class Queue(Guide):
+    """Codes of earlier batches are kept, as in momentum contrast; the first loss does not show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = tf.Variable(np.ones([20, 2]), trainable=False, name="queue")
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            codes = self(x, training=True)
+            loss = ops.mean(ops.matmul(codes, ops.transpose(self.queue)) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.queue.assign(tf.concat([codes, self.queue], axis=0)[:20])
+        return {"loss": loss}
+
+
+def queue_of_codes():
+    made = Queue()
+    made.compile(keras.optimizers.SGD(0.1))
+    return made, (FLAT, TARGET)
+
+
+class Clips(Guide):
+    """Gradients of slices are clipped, and not that of the batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x, training=True) - y) ** 2)
+        clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply(clipped, self.trainable_variables)
+        return {"loss": loss}
+
+
+def clipped_by_hand():
+    made = Clips()
+    made.compile(keras.optimizers.SGD(0.1))
+    return made, (FLAT, TARGET)
+
+
 # By name: the program, and what is said.
 REFUSED = {
+    "clipping by hand": (clipped_by_hand, "makes of gradients what.*global_clipnorm"),
+    "moving sums in a layer": (moving_sums, "vectors'.*what is no mean over the examples"),
+    "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
     "tensordot over the batch": (tensordot, "lets examples influence each other"),
     "add_loss of a root": (added_root, "add_loss='adds.*is not the mean"),
     "contrastive loss in a train_step": (contrastive, "train_step='Contrastive'.*influence each other"),

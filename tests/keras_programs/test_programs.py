@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from families import kept
-from keras_programs import more_steps, own_steps, plain_steps, refused
+from keras_programs import more_steps, own_steps, plain_steps, refused, several_networks
 
 import colonnade as cn
 
 pytestmark = pytest.mark.usefixtures("double")
 
-EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL
+EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 TOLERANCE = 1e-9
 # Keras computes these in float32, whatever it is given: some steps of that.
 COARSE = {"CTC": 5e-7}
@@ -83,7 +83,7 @@ def test_every_program_is_that_of_keras(name, devices):
     assert_that_of_keras(name, devices)
 
 
-SAID = kept(refused.REFUSED, "contrastive loss in a train_step", "fixed batch size")
+SAID = kept(refused.REFUSED, "contrastive loss in a train_step", "fixed batch size", "queue of codes")
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -132,3 +132,14 @@ def test_mistakes():
     flat = keras.Sequential([keras.Input([6]), keras.layers.Lambda(ops.mean)])
     with pytest.raises(cn.InvalidArgument, match="is a number for a slice"):
         cn.predict(flat, X, devices=2, verbose=0)
+
+
+def test_losses_of_outputs_are_those_of_keras_where_batches_differ_in_size():
+    rng = np.random.default_rng(0)
+    given = keras.Input([4])
+    made = keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in "ab"})
+    made.compile("sgd", {"a": "mse", "b": "mae"})
+    x, y = rng.normal(size=(13, 4)), {name: rng.normal(size=(13, 1)) for name in "ab"}
+    options = {"batch_size": 10, "verbose": 0, "return_dict": True}
+    expected, found = made.evaluate(x, y, **options), cn.evaluate(made, x, y, devices=2, **options)
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -18,7 +18,7 @@ def look(fn, together, writes=()):
     def alone(given):
         return {"loss": traced.concrete(*given.components())[0].numpy()}
 
-    return Look(batch, traced, tuple(traced.outputs), alone, lambda: {"loss": together}, tuple(writes))
+    return Look(batch, traced, tuple(traced.outputs), alone, lambda _: {"loss": together}, tuple(writes))
 
 
 def total(x):

@@ -69,20 +69,13 @@ def test_the_line_of_a_node_inside_a_branch():
     assert traced.line_of("no_such_node") is None
 
 
-def test_seeded_and_speaking_functions_are_recognised():
+def test_seeded_functions_are_recognised():
     tf.random.set_seed(1)
     seeded = trace(lambda x: x + tf.random.normal([3]), tf.TensorSpec([3]))
     assert seeded.repeats
     assert not seeded.speaks
     generator = tf.random.Generator.from_seed(1)
     assert not trace(lambda x: x + generator.normal([3]), tf.TensorSpec([3])).repeats
-
-    def speaks_in_a_loop(x):
-        for _ in tf.range(2):
-            tf.print(x)
-        return x
-
-    assert trace(speaks_in_a_loop, tf.TensorSpec([3])).speaks
 
 
 def test_autograph_is_for_the_users_code():

@@ -57,6 +57,15 @@ def test_what_does_more_than_to_compute():
     assert effects == {"AssignAddVariableOp"}
 
 
+def test_a_part_that_returns_a_shape_runs_by_itself():
+    """TensorFlow refuses to, where the type says that a number is a shape."""
+    cutting = CuttableGraph(trace(lambda x: tf.reshape(x * 2.0, tf.shape(x)), tf.TensorSpec([None, None])))
+    (shape,) = (name for name, node in cutting.nodes.items() if node.op == "Shape")
+    part = cutting.part({shape}, cutting.inputs({shape}), [f"{shape}:0"])
+    (found,) = tf.raw_ops.StatefulPartitionedCall(args=[tf.ones([2, 3])], Tout=[tf.int32], f=part.function)
+    assert found.numpy().tolist() == [2, 3]
+
+
 def test_names_of_nodes_and_tensors():
     assert [node_of(name) for name in ("x", "x:1", "^x")] == ["x"] * 3
     assert [tensor_of(name) for name in ("x", "x:1")] == ["x:0", "x:1"]

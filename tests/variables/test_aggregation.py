@@ -147,7 +147,7 @@ def test_what_replicas_assign_is_averaged_where_it_depends_on_their_slices(varia
         trainer.train_on_batch(x)
         cut = (len(x) + 1) // 2
         own = [expected / 2 + part.mean(axis=0) for part in (x[:cut], x[cut:])]
-        expected = np.mean(own, axis=0) - 0.5 * x.mean(axis=0)
+        expected = np.average(own, axis=0, weights=[cut, len(x) - cut]) - 0.5 * x.mean(axis=0)
         np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 

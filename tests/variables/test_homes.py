@@ -8,7 +8,7 @@ from families import long
 
 import colonnade as cn
 from colonnade.run.trace.traced import trace
-from colonnade.run.variables.homes import Homes, copy_of, mean_of_first, owners_of
+from colonnade.run.variables.homes import Homes, copy_of, mean_by, owners_of
 
 DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
 
@@ -46,7 +46,7 @@ def test_replicas_read_the_parameters_and_count_apart(mode):
     results = [traced.on(d, [x], b)[0] for d, b in zip(DEVICES, called, strict=True)]
     assert [float(result[0]) for result in results] == [31.0] * 3
     assert count.numpy().tolist() == [0.0]  # the user's own takes the mean when the step is settled
-    housed.settle_states(mean_of_first(3))
+    housed.settle_states(mean_by([2, 2, 2]))
     assert count.numpy().tolist() == [1.0]
     assert w.numpy().tolist() == [1.0, 2.0]
 

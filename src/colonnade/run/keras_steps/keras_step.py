@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
@@ -48,6 +48,10 @@ from colonnade.run.variables.saved_state import Resumable, SavedState
 GATHERED = (*BATCH, "positions", "batch")
 
 
+class _NoMean(ColonnadeError):
+    """Ends a trace of a slice that is seen to be of no use: its loss must be that of the whole batch."""
+
+
 class KerasStep:
     """What Keras calls for every batch: one step on all devices."""
 
@@ -67,9 +71,10 @@ class KerasStep:
         self._added, self._knows_kinds = AddedLosses(), False
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
-        known = self._several and isinstance(sync, Synchronous)
-        self._gathers = known and any(of_slices(model.loss))
-        self._examined, self._failures = False, Failures()
+        self._may_gather = self._several and isinstance(sync, Synchronous)
+        no_mean = any(of_slices(model.loss)) or bool(masks_of(getattr(model, "outputs", None)))
+        self._gathers = self._may_gather and no_mean
+        self._examined, self._choosing, self._failures = False, False, Failures()
         self._spec: Any = None  # of the dataset
         # What the loss does to metrics; Keras has built them all by the first step.
         self._deferred = DeferredMetrics([])
@@ -187,6 +192,8 @@ class KerasStep:
             prediction = self._predict(x, rows, training)
         masks = masks_of(prediction)
         self._masked = bool(masks)
+        if self._choosing and self._no_mean and self._may_gather and not self._gathers:
+            raise _NoMean
         self._deferred = DeferredMetrics(all_metrics(self._model))
         with self._deferred as noted:
             whole, given = prediction, (x, y, weight)
@@ -232,31 +239,24 @@ class KerasStep:
         """Before anything is trained: find out how the loss is computed by slices, and prove it."""
         if self._rows(x, y, weight) < 2:
             return
-        spec = self._spec
-        while not self._settled(self._looked_at(x, y, weight)):
+        spec, self._choosing = self._spec, True
+        while not self._settled(self._opened(self._arguments(x, y, weight))):
             self._begin()
             self._spec = spec
-        self._examined = True
-
-    def _looked_at(self, x: Any, y: Any, weight: Any) -> Arguments:
-        """The first batch, as the training takes it.
-
-        Where predictions are put together, the proof runs parts of a trace eagerly, and TensorFlow 2.21 does
-        not hand on the sizes of open dims there: then it has traces of its own, with all dims known.
-        """
-        batch = self._arguments(x, y, weight)
-        return batch if self._gathers else self._opened(batch)
+        self._examined, self._choosing = True, False
 
     def _settled(self, batch: Arguments) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
         counts, device = self._engine.cut(batch), self.devices[0]
         whole = partial(self._engine.traces.of_one_device, batch)
-        with self._failures.told("fit()", self._model.name, counts, whole):
-            self._engine.prepare(batch)
-        if (self._masked or SUM in self._added.kinds.values()) and not self._gathers:
-            check("fit()", self._uncounted())
+        try:
+            with self._failures.told("fit()", self._model.name, counts, whole):
+                self._engine.prepare(batch)
+        except _NoMean:
             self._gathers = True
             return False
+        if self._no_mean and not self._gathers:
+            check("fit()", self._uncounted())
         if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
             return True
         trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
@@ -264,6 +264,7 @@ class KerasStep:
             self._knows_kinds, before = True, dict(self._added.kinds)
             self._added.kinds |= self._kinds(trained)
             if self._added.kinds != before:
+                self._gathers = self._may_gather and self._no_mean
                 return False
         if self._prover.proved(trained.look):
             return True
@@ -276,6 +277,11 @@ class KerasStep:
             return False
         self._prover.refuse(trained, calm, self._guilty(calm))
         return True
+
+    @property
+    def _no_mean(self) -> bool:
+        """Whether the model was seen to give a mask, or layers that add sums."""
+        return self._masked or SUM in self._added.kinds.values()
 
     def _calm_trace(self, part: Arguments) -> Objective:
         return Objective(self._calm, part, self._model.optimizer.scale_loss, None, self._trained)

@@ -19,6 +19,7 @@ from colonnade.run.batch.widths import Widths
 from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.keras_steps.split_inputs import SplitInputs, split_problems
+from colonnade.run.model.metrics import DeferredMetrics
 from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
 from colonnade.run.model.whole_batch import AddedLosses, joined, kinds, masks_of, unjoined, with_masks
 from colonnade.run.move.reduce import star
@@ -193,7 +194,11 @@ class _Scores:
             for layer, kind, values in zip(layers, self._kinds, zip(*added, strict=True), strict=True):
                 layer.add_loss(_combined(values, kind, counts))
             (x, y, weight), _ = given.unpack(components)
-            loss = self._model.compute_loss(x, y, prediction, weight, **self._training_of_loss)
+            # As in training: to Keras, the loss of an output is one number, whatever the size of a batch.
+            deferred = DeferredMetrics(all_metrics(self._model))
+            with deferred as noted:
+                loss = self._model.compute_loss(x, y, prediction, weight, **self._training_of_loss)
+            deferred.make([noted.values], [tf.constant(sum(counts))])
             all_metrics(self._model)[0].update_state(loss, sample_weight=sum(counts))
             return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
-from colonnade.run.trace.traced import is_users
+from colonnade.run.trace.user_ops import is_users
 
 # What code raises for a number of examples that it does not take.
 NOT_TAKEN = (ValueError, TypeError, tf.errors.InvalidArgumentError)

@@ -36,6 +36,8 @@ SEEN_OUTSIDE = (
 DRAWS = 3
 # Multiples of the loss, none of them a power of 2: those are rounded as the loss itself is.
 SCALES = (0.7, 1.1, 1.3, 1.7)
+# Begins the names of what a step keeps for the next one.
+STATE = "state"
 # Of these kinds there is one value for each example, and no sum over them.
 BY_EXAMPLE = ("prediction",)
 
@@ -59,7 +61,7 @@ class Look:
     whole: Traced
     ends: tuple[Any, ...]
     alone: Callable[[Arguments], Values]
-    together: Callable[[], Values]
+    together: Callable[[Arguments], Values]
     writes: tuple[tf.Variable, ...]
     scaled: Callable[[float], Values] | None = None
 
@@ -77,7 +79,7 @@ class Look:
     @cached_property
     def several(self) -> Values:
         with self.kept():
-            return self.together()
+            return self.together(self.batch)
 
     @cached_property
     def rows(self) -> tuple[Comparison, ...]:
@@ -111,6 +113,20 @@ class Look:
                     return True
         return False
 
+    @cached_property
+    def summed_states(self) -> list[str]:
+        """Those that are given sums: where all examples are the same one, means of slices are that of all.
+
+        So are variances, and all else that is made of means, such as the statistics of batch normalisation.
+        """
+        same = self.batch.rows(np.zeros(self.size, int))
+        with self.kept():
+            one = self.alone(same)
+        with self.kept():
+            several = self.together(same)
+        states = [leaf for leaf in one if leaf.startswith(STATE)]
+        return [s for s in states if gap(one[s], several.get(s)) > np.sqrt(self.step) * largest(one[s])]
+
     @property
     def size(self) -> int:
         return self.batch.size("the batch") or 0
@@ -130,23 +146,26 @@ class Look:
             by_leaf[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
             if others:
                 most = most_noise(value, kinds[kind(leaf)], self.step, self.size)
-                seen = self._of_sums(leaf, value, orders[0], [each[leaf] for each in scaled if leaf in each])
+                multiples = [each[leaf] for each in scaled if leaf in each]
+                seen = self._of_sums(leaf, value, kinds[kind(leaf)], orders[0], multiples)
                 by_leaf[leaf] = max(by_leaf[leaf], min(seen, most))
         return by_leaf
 
-    def _of_sums(self, leaf: str, value: Any, order: Values, scaled: Sequence[Any]) -> float:
+    def _of_sums(self, leaf: str, value: Any, of_kind: float, order: Values, scaled: Sequence[Any]) -> float:
         """What rounding does to a sum over examples that are alike, which no order of them shows.
 
         Sums of equal numbers are rounded the same way again and again, so that errors add up and do not
         cancel. How much is another matter for every number; so it is looked at for some multiples of the
         loss. Where that cannot be done, and orders show less than rounding at random does, it is the most
-        that it can be: half a step of the sum for every example.
+        that it can be: half a step of the sum for every example, or a step of the largest number of its kind,
+        for a sum may be small because large numbers cancel.
         """
         if scaled:
             return max(gap(value, other) for other in scaled)
         scale = self.step * largest(value)
         alike = gap(value, order.get(leaf)) < np.sqrt(self.size) * scale / 4
-        return self.size * scale / 2 / margin(self.step) if alike else 0.0
+        most = max(self.size * scale / 2 / margin(self.step), self.step * of_kind)
+        return most if alike else 0.0
 
     def _computed_as(self, scale: float) -> Values:
         assert self.scaled is not None

@@ -17,11 +17,13 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.move.reduce import star
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
-from colonnade.run.prove.look import Look
+from colonnade.run.prove.look import STATE, Look
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace_cut.sync_cut import call_with_sums
-from colonnade.run.variables.aggregation import is_random_state
+from colonnade.run.variables.aggregation import is_random_state, rule_of
+from colonnade.run.variables.homes import copy_of
+from colonnade.run.variables.saved_state import named
 
 # Of what the slices returned beside losses, more to compare: called with the shares and their batch.
 More = Callable[[Sequence[Share], Arguments], Values]
@@ -75,11 +77,14 @@ class InSlices:
             self.batch,
             self.whole,
             tuple(ends),
-            lambda batch: self._values(self._shares([self.whole], [sum(self.counts)], batch), batch),
-            lambda: self._values(self._shares(self.parts, self.counts, self.batch), self.batch),
+            lambda batch: self._run([self.whole], [sum(self.counts)], batch),
+            lambda batch: self._run(self.parts, self.counts, batch),
             tuple(written.values()),
             self._scaled,
         )
+
+    def _run(self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments) -> Values:
+        return self._values(self._shares(traces, counts, batch), batch, counts)
 
     def _scaled(self, scale: float) -> Values:
         """Loss and gradients of the whole, computed as so many times the loss, which is taken back again."""
@@ -125,19 +130,46 @@ class InSlices:
     ) -> list[Share]:
         parts = [part.components() for part in slices(batch, counts, factor=scale / sum(counts))]
         devices: list[str] = [self.device] * len(counts)
-        bound: list[Mapping[Any, Any]] = [{}] * len(counts)
+        bound = [self._own_states(i, traced) for i, traced in enumerate(traces)]
         with tf.device(self.device):
-            if traces[0].marks:
-                results = call_with_sums(traces, devices, parts, bound, star(len(counts)))
-            else:
-                results = [
-                    _by_itself(traced, self.device, p) for traced, p in zip(traces, parts, strict=True)
-                ]
+            results = call_with_sums(traces, devices, parts, bound, star(len(counts)))
         return [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
 
-    def _values(self, shares: Sequence[Share], batch: Arguments) -> Values:
-        """Loss, metrics and gradients of the whole batch, by name."""
-        return self._totals(shares, self.more(shares, batch))
+    def _own_states(self, replica: int, traced: Objective) -> Mapping[Any, Any]:
+        """Copies of what a replica changes: it begins with the states of one device, not with another's."""
+        written = [c for c in traced.captures if c.variable is not None and c.written]
+        for variable in [c.variable for c in written if not is_random_state(c)]:
+            copies = self._copies.setdefault(variable.ref(), {})
+            if replica not in copies:
+                copies[replica] = copy_of(variable, self.device)
+            copies[replica].assign(variable)
+        return {ref: copies[replica].handle for ref, copies in self._copies.items() if replica in copies}
+
+    @cached_property
+    def _copies(self) -> dict[Any, dict[int, tf.Variable]]:
+        """By the ref of a variable, and by replica."""
+        return {}
+
+    def _states(self, counts: Sequence[int]) -> Values:
+        """What replicas have made of variables, as one value of each, by name."""
+        shares, found = [count / sum(counts) for count in counts], {}
+        for name, variable in named(ref.deref() for ref in self._copies).items():
+            rule, copies = rule_of(variable), self._copies[variable.ref()]
+            if (
+                rule == "first"
+                or not variable.dtype.is_floating
+                or any(i not in copies for i in range(len(counts)))
+            ):
+                continue
+            before = variable.numpy() if rule == "sum" else 0.0
+            weights = [1.0] * len(counts) if rule == "sum" else shares
+            each = [w * (copies[i].numpy() - before) for i, w in enumerate(weights)]
+            found[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
+        return found
+
+    def _values(self, shares: Sequence[Share], batch: Arguments, counts: Sequence[int]) -> Values:
+        """Loss, metrics and gradients of the whole batch, and what is kept of it, by name."""
+        return self._totals(shares, self.more(shares, batch)) | self._states(counts)
 
     def _totals(self, shares: Sequence[Share], more: Values) -> Values:
         weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0
@@ -169,16 +201,6 @@ class InSlices:
     @cached_property
     def _looked_up(self) -> dict[int, np.ndarray]:
         return {}
-
-
-def _by_itself(traced: Objective, device: str, part: Sequence[Any]) -> list[Any]:
-    """What a replica makes of its slice: it begins with the states of one device, not with another's."""
-    written = [c for c in traced.captures if c.variable is not None and c.written]
-    before = [(c.variable, tf.identity(c.variable)) for c in written if not is_random_state(c)]
-    leaves = traced.on(device, part, {})
-    for variable, value in before:
-        variable.assign(value)
-    return leaves
 
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The proof on the first batch for a step of a model's own: the gradients that it applies, and its logs."""
+"""The proof on the first batch for a step of a model's own: gradients that it applies, logs, states."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,8 +10,9 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments, flatten, is_tensor
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
-from colonnade.run.prove.look import Look
+from colonnade.run.prove.look import STATE, Look
 from colonnade.run.trace.traced import Traced
+from colonnade.run.variables.saved_state import named
 
 
 class Replicated(Protocol):
@@ -65,13 +66,24 @@ class StepInSlices:
 
     def _alone(self, batch: Arguments) -> Values:
         leaves = self.whole.on(self._step.devices[0], batch.components(), {})
-        return self._values([self.whole.pack(leaves)], [sum(self._counts)])
+        return self._values([self.whole.pack(leaves)], [sum(self._counts)]) | self._kept()
 
-    def _together(self) -> Values:
-        self._step.copies.begin()
-        results = self._step.called(self._parts, self._batch)
+    def _together(self, batch: Arguments) -> Values:
+        copies, total = self._step.copies, sum(self._counts)
+        copies.begin()
+        before = copies.before()
+        results = self._step.called(self._parts, batch)
+        copies.settle([count / total for count in self._counts], before)
         packed = [traced.pack(leaves) for traced, leaves in zip(self._parts, results, strict=True)]
-        return self._values(packed, self._counts)
+        return self._values(packed, self._counts) | self._kept()
+
+    def _kept(self) -> Values:
+        """What the step has made of variables that are given something of a slice, by name."""
+        return {
+            f"{STATE} {name}": variable.numpy()
+            for name, variable in named(self._step.copies.settled).items()
+            if variable.dtype.is_floating
+        }
 
     def _values(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """Logs, and what optimizers were given, by name."""

@@ -19,7 +19,7 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import limited, misfits, of_replicas
 from colonnade.run.parallel.verify_report import Comparison
-from colonnade.run.prove.look import Look
+from colonnade.run.prove.look import STATE, Look
 from colonnade.run.prove.proof import InSlices, More, nothing_more
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
@@ -89,6 +89,8 @@ class Prover:
     def proved_but_for_training(self, trained: Found, calm: Found) -> bool:
         """Whether what differs is there only in training: random numbers, or statistics that it keeps."""
         if calm.look.unequal or not (trained.look.random or trained.changes_states):
+            return False
+        if not trained.look.random and (_only_states(trained) or trained.look.summed_states):
             return False
         what = "random numbers" if trained.look.random else "statistics of the slices"
         self._say(f"proved on the first batch, without the {what} of training: {_largest(calm.look.rows)}")
@@ -179,6 +181,11 @@ def _frozen(norms: Sequence[Any]) -> Iterator[None]:
             layer.trainable = True
 
 
+def _only_states(found: Found) -> bool:
+    """Whether it differs in statistics by which nothing else differs, so that nothing would show it later."""
+    return all(row.leaf.startswith(STATE) for row in found.look.unequal)
+
+
 def _largest(rows: Sequence[Comparison]) -> str:
     """Of the value that comes nearest to its tolerance."""
     if not rows:
@@ -191,12 +198,26 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
     """In the words of what was found: the first value that differs, and what shows why."""
     unequal = comparison.look.unequal
     worst = next((row for row in unequal if row.leaf.startswith("prediction")), unequal[0])
+    if not comparison.look.random:  # what is kept as a sum makes the rest differ
+        worst = next((row for row in unequal if row.leaf in comparison.look.summed_states), worst)
     seen = f"{worst.leaf} differs by {worst.difference:.2g} from one device on the first batch, and "
     seen += f"{worst.tolerance:.1g} is rounding"
     if worst.leaf.startswith("prediction"):
         rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
         fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
         return Problem("model", source[1], rule, fix)
+    if worst.leaf.startswith(STATE):
+        name = worst.leaf.removeprefix(f"{STATE} ")
+        rule = f"is given what is no mean over the examples, and the mean of the slices is kept: {seen}"
+        fix = "Give it a mean, say aggregation= of the variable if it is a sum, or train on one device "
+        fix += f"(devices=1); {GO_ON}"
+        return Problem("variable", name, rule, fix)
+    if isinstance(comparison, StepInSlices) and not any(row.leaf.startswith("log") for row in unequal):
+        # The losses that it tells are equal.
+        rule = f"makes of gradients what is not the mean of what slices give, as clipping does: {seen}"
+        fix = "Let the optimizer do it (clipnorm=, global_clipnorm=, clipvalue=), which is given those of "
+        fix += f"all slices, or train on one device (devices=1); {GO_ON}"
+        return Problem(*source, rule, fix)
     if comparison.summed:
         rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
         fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"

@@ -36,7 +36,7 @@ from colonnade.run.sync.over_machines import (
 from colonnade.run.sync.same_training import same_training, same_values
 from colonnade.run.sync.slice_sums import SliceSums
 from colonnade.run.sync.workers import Replicas, Workers
-from colonnade.run.variables.homes import MODES, Bindings, Homes, mean_of_first
+from colonnade.run.variables.homes import MODES, Bindings, Homes, mean_by
 from colonnade.run.variables.saved_state import SavedState
 
 DATA = ("whole", "sharded")
@@ -210,9 +210,11 @@ class Lockstep(GraphEngine):
         self.peers.begin_graph()
         order = self.settings.order if len(own) == len(self.devices) else star(max(len(own), 1))
         how = self._how(batch)
-        late = self.housed.late.of(self._traced(batch), len(own))
+        late = self.housed.late.of(self._traced(batch), own)
         with tf.control_dependencies(self.housed.late.before(late)):
             shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
+        # The rows of each worker; of machines that have none, all that they do is made elsewhere.
+        working = list(own) or [1]
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
         sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
         known: Bindings = {}
@@ -232,12 +234,12 @@ class Lockstep(GraphEngine):
                 outputs = outputs_of_all(self.peers, outputs, traces, len(counts))
         loss, metrics, weight = sums.means()
         if at_once is not None:
-            penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, late)
+            penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, working, late)
         else:
             copies = [self.gradient(totals, present, weight, how) for totals in by_copy]
             calls = [*calls, *self.workers.unbroken(copies)]
             copies, loss, penalty = self._with_penalty(copies, loss, calls)
-            write = partial(self._written, copies, len(shares), known, late)
+            write = partial(self._written, copies, working, known, late)
         self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
@@ -285,27 +287,29 @@ class Lockstep(GraphEngine):
             sums = [joined(*each)[0] for each in zip(zip(*totals, strict=True), how, present, strict=True)]
         return sums if weight is None else [_divided_at_home(gradient, weight) for gradient in sums]
 
-    def _summed_and_written(self, update: Update, rows: Sequence[Sequence[Any]], late: frozenset[Any]) -> Any:
+    def _summed_and_written(
+        self, update: Update, rows: Sequence[Sequence[Any]], working: Sequence[int], late: frozenset[Any]
+    ) -> Any:
         bindings = self.housed.update_bindings(0, update.captures)
         handles, place = update.bound(bindings), self.parameters[0].device
-        with self._assigned(len(rows)):
+        with self._assigned(working):
             done = update.at_once([components(row) for row in rows], handles, place)
-        return self._settled([done], len(rows), {}, late)
+        return self._settled([done], working, {}, late)
 
     def _written(
-        self, copies: Sequence[list[Any]], num_active: int, known: Bindings, late: frozenset[Any]
+        self, copies: Sequence[list[Any]], working: Sequence[int], known: Bindings, late: frozenset[Any]
     ) -> Any:
-        with self._assigned(num_active, known):
+        with self._assigned(working, known):
             updates = self.workers.updated(copies, self.housed)
-        return self._settled(updates, num_active, known, late)
+        return self._settled(updates, working, known, late)
 
-    def _assigned(self, num_active: int, known: Bindings | None = None) -> Any:
+    def _assigned(self, working: Sequence[int], known: Bindings | None = None) -> Any:
         """Around the update: what the function assigned to trained variables comes first."""
-        return tf.control_dependencies(self.housed.take_assigned(mean_of_first(num_active), known))
+        return tf.control_dependencies(self.housed.take_assigned(mean_by(working), known))
 
-    def _settled(self, ops: list[Any], num_active: int, known: Bindings, late: frozenset[Any]) -> Any:
+    def _settled(self, ops: list[Any], working: Sequence[int], known: Bindings, late: frozenset[Any]) -> Any:
         """After the update: states are averaged, but for those that are late, and the update is counted."""
-        states = self.housed.settle_states(mean_of_first(num_active), known=known, late=late)
+        states = self.housed.settle_states(mean_by(working), known=known, late=late)
         with tf.control_dependencies([*ops, *states, self.guard.made.assign_add(1)]):
             return tf.constant(0)
 

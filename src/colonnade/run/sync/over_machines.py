@@ -21,6 +21,7 @@ from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.slice_sums import SliceSums
 from colonnade.run.variables.aggregation import ReplicatedState, rule_of
+from colonnade.run.variables.homes import weighed, weights_of
 from colonnade.run.variables.parts import home_of
 
 # Begins the message of the assertion that all machines have the same batch.
@@ -231,7 +232,11 @@ def _part(state: ReplicatedState, peers: Peers, counts: Sequence[int]) -> Any:
         before = state.base.read_value()
         return _added([copy.read_value() - before for copy in state.copies], before)
     if rule_of(state.original) == "mean":
-        return _added([copy.read_value() for copy in working], state.original.read_value())
+        # With data of its own, no machine knows the sizes of all slices.
+        own = peers.own(counts)
+        weights = [1.0] * len(own) if peers.sharded else weights_of(own, counts)
+        values = [weighed(copy.read_value(), w) for copy, w in zip(working, weights, strict=True)]
+        return _added(values, state.original.read_value())
     first = state.copies[0].read_value()
     return first if peers.is_first else tf.zeros_like(first)
 

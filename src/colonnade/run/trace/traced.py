@@ -8,12 +8,10 @@ called with the handles of those instead (`variables=`).
 import linecache
 import re
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +22,8 @@ from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.trace.captures import Capture, captures, nodes
 from colonnade.run.trace.concrete import unconverted, undisturbed
 from colonnade.run.trace.replica_context import TracingContext
+from colonnade.run.trace.user_ops import is_users, speaks
 
-# Ops whose effect a person sees: a print, a summary, a failed assertion.
-SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
 # Graph seeds of the replicas lie this far apart, so that they do not meet the seeds of the user's ops.
 SEED_STRIDE = 1_000_003
 # There is one tf.print for all threads: one trace at a time may exchange it.
@@ -183,8 +180,8 @@ class Traced:
 
     @cached_property
     def speaks(self) -> bool:
-        """Whether it prints, asserts or writes summaries."""
-        return any(node.op in SPEAKING for node in nodes(self.concrete.graph.as_graph_def()))
+        """Whether the user's code in it prints, asserts or writes summaries."""
+        return speaks(self.concrete.graph)
 
     @cached_property
     def compiles(self) -> bool:
@@ -366,12 +363,3 @@ def tensor_leaves(result: Any, outputs: list[Any]) -> list[Any]:
 
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, traceback) if module.__file__)
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file belongs to neither TensorFlow, Keras, AutoGraph, the standard library nor Colonnade."""
-    ours = (str(Path(__file__).parent.parent.parent), "<", *_LIBRARIES)
-    return not (filename.startswith(ours) or "site-packages" in filename or "__autograph_" in filename)

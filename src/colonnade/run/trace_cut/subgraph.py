@@ -69,9 +69,10 @@ class CuttableGraph:
             if stamped:
                 start, tensors = _started(tensors, on_card)
             given = dict(zip(inputs, tensors, strict=True))
-            results = tf.graph_util.import_graph_def(
+            found = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
             )
+            results = [_of_plain_type(tensor) for tensor in found]
             if stamped:
                 return [start, _ended(results, on_card), *results]
             # A call without outputs could not be waited for.
@@ -104,6 +105,11 @@ class CuttableGraph:
     def tensor(self, name: str) -> Any:
         """A tensor of the trace."""
         return self._graph.get_tensor_by_name(name)
+
+
+def _of_plain_type(tensor: Any) -> Any:
+    """Whole numbers, without the type of a shape: with it, TensorFlow 2.21 does not run a part eagerly."""
+    return tf.ensure_shape(tensor, tensor.shape) if tensor.dtype == tf.int32 else tensor
 
 
 def _started(tensors: tuple[Any, ...], on_card: bool) -> tuple[Any, tuple[Any, ...]]:

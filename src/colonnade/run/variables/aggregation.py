@@ -2,7 +2,7 @@
 
 TensorFlow and Keras have the word for it, `aggregation=` of a variable:
 
-    mean                 of the replicas' values
+    mean                 of the replicas' values, by the sizes of their slices where replicas go in step
     sum                  what each replica added, all added to the value before
     only_first_replica   the value of replica 0
 

@@ -333,9 +333,29 @@ class Homes:
         return ops
 
 
-def mean_of_first(count: int) -> Mean:
-    """The mean over the first so many copies."""
-    return lambda copies: tf.add_n([copy.read_value() for copy in copies[:count]]) / count
+def mean_by(counts: Sequence[int]) -> Mean:
+    """The mean over the first copies, by the sizes of their slices: so a mean over examples stays one."""
+    weights = weights_of(counts, counts)
+
+    def mean(copies: Sequence[tf.Variable]) -> Any:
+        values = [copy.read_value() for copy in copies[: len(counts)]]
+        return tf.add_n([weighed(v, w) for v, w in zip(values, weights, strict=True)]) / len(counts)
+
+    return mean
+
+
+def weights_of(some: Sequence[int], counts: Sequence[int]) -> list[float]:
+    """How much some slices count, by their sizes and those of all; the same for all would be 1.
+
+    >>> weights_of([3, 2], [3, 3, 2])
+    [1.125, 0.75]
+    """
+    return [count * len(counts) / sum(counts) for count in some]
+
+
+def weighed(value: Any, weight: float) -> Any:
+    """What counts 1 stays as it is."""
+    return value if weight == 1.0 else value * tf.constant(weight, value.dtype)
 
 
 def copy_of(variable: tf.Variable, device: str) -> tf.Variable:

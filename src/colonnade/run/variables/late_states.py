@@ -55,15 +55,19 @@ class LateStates:
             copies = state.copies[:1] if state.random else state.copies
             self.kept[ref] = tuple(self._copy(copy, copy.device) for copy in copies)
 
-    def of(self, traces: Iterable[Traced], num_active: int) -> frozenset[Any]:
-        """The refs of states that need no settling in a step of these traces.
+    def of(self, traces: Iterable[Traced], counts: Sequence[int]) -> frozenset[Any]:
+        """The refs of states that need no settling in a step of these traces, on slices of these sizes.
 
-        Where some replicas have no slice, the mean is that of the others, and everything is settled.
+        Where some replicas have no slice, or slices differ in size, replicas do not count alike in the mean,
+        and everything is settled.
         """
         found = [self._found.get(traced, frozenset()) for traced in traces]
         late = frozenset.intersection(*found) if found else frozenset()
+        even = len(set(counts)) == 1
         return frozenset(
-            ref for ref in late if self._states[ref].random or len(self._states[ref].copies) == num_active
+            ref
+            for ref in late
+            if self._states[ref].random or (even and len(self._states[ref].copies) == len(counts))
         )
 
     def before(self, late: frozenset[Any]) -> list[Any]:

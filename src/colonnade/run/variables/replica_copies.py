@@ -91,13 +91,16 @@ class ReplicaCopies:
         """The values from which sums set out."""
         return {ref: v.read_value() for ref, v in self.local.items() if rule_of(v) == "sum"}
 
+    @property
+    def settled(self) -> list[tf.Variable]:
+        """Those of which one value is made of what replicas end with."""
+        return [v for ref, v in self.local.items() if ref not in self._random and rule_of(v) != "first"]
+
     def settle(self, shares: Sequence[float], before: dict[Any, Any]) -> list[Any]:
         """Ops that make one value of those that are of a slice; `shares` are the sizes of the slices."""
         ops = []
-        for ref, variable in self.local.items():
-            rule = rule_of(variable)
-            if ref in self._random or rule == "first":
-                continue
+        for variable in self.settled:
+            ref, rule = variable.ref(), rule_of(variable)
             copies = [variable, *(self._copies[i][ref] for i in range(1, len(shares)))]
             values = [copy.read_value() for copy in copies]
             if rule == "sum":
