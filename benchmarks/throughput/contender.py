@@ -174,7 +174,8 @@ def session(model: Model, num_devices: int) -> None:
             apply = optimizer.apply_gradients(zip(map(added, columns), variables, strict=True))
             with tf.control_dependencies([apply, *averages]):
                 value = tf.add_n(values)
-        config = v1.ConfigProto(device_count={"CPU": num_devices})
+        # Gradients of shared tables and of loops are wanted on two devices at once.
+        config = v1.ConfigProto(device_count={"CPU": num_devices}, allow_soft_placement=True)
         with v1.Session(graph=graph, config=config) as running:
             running.run(v1.global_variables_initializer())
             step = running.make_callable(value)

@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import tempfile
@@ -91,8 +92,10 @@ class Player:
             raise Lost(f"hung: no answer within {patience:.0f} s") from None
         if line is None:
             self._errors.seek(0)
-            # Frames of a stack say less than the line before them.
-            said = [text.strip() for text in self._errors if text.strip() and not text.startswith("    ")]
+            said = [text.strip() for text in self._errors if text.strip()]
+            # The first line that names an error; frames of a stack come behind it or before.
+            named = [text for text in said if re.match(r"[\w.]+(Error|Exception)\b|F\d{4} ", text)]
+            said = named[:1] or said
             self.end(0)
             raise Lost(f"failed: {said[-1][:200] if said else 'without a word'}")
         return json.loads(line)
