@@ -14,9 +14,10 @@ BAD = Problem("devices", 0, "must be at least 1", "Leave it out for all devices"
 
 def test_the_drawn_tree_is_the_real_one():
     drawn = dict(re.findall(r"[├└]── (\w+) \((\w+)\)", errors.__doc__))
-    real = {cls.__name__: cls.__bases__[1].__name__ for cls in ColonnadeError.__subclasses__()}
-    assert drawn == real
-    assert all(cls.__bases__[0] is ColonnadeError for cls in ColonnadeError.__subclasses__())
+    # Those that no user sees have a line before them.
+    seen = [cls for cls in ColonnadeError.__subclasses__() if not cls.__name__.startswith("_")]
+    assert drawn == {cls.__name__: cls.__bases__[1].__name__ for cls in seen}
+    assert all(cls.__bases__[0] is ColonnadeError for cls in seen)
 
 
 def test_a_problem_has_four_parts():

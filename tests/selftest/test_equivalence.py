@@ -11,7 +11,7 @@ from colonnade.run.move.reduce import reduce, spread
 from colonnade.run.parallel import parallel
 from colonnade.run.selftest import equivalence, selftest
 from colonnade.run.step import objective
-from colonnade.run.sync import workers
+from colonnade.run.sync import summation, workers
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables import homes
 
@@ -94,7 +94,7 @@ def test_trainings_fail_if_a_replicas_gradient_is_dropped(monkeypatch, name):
         dropped = [*gradients[:-1], [lost(gradient) for gradient in gradients[-1]]]
         return reduce(dropped, devices, order, **options)
 
-    monkeypatch.setattr(workers, "reduce", broken)
+    monkeypatch.setattr(summation, "reduce", broken)
     assert "largest difference" in fails(name)
 
 

@@ -163,9 +163,10 @@ def test_the_bytes_that_a_step_moves_are_told():
 def step_of(way):
     """The graph of a step with two matrices, as TensorFlow runs it.
 
-    The gradient of the first one passes a sine, which is nowhere else; that of the second does not.
+    The gradient of the first one passes a sine, which is nowhere else; that of the second does not. They have
+    names because TensorFlow lists variables by name and number, and 1000 stands before 999.
     """
-    first, second = tf.Variable(tf.ones([8, 8])), tf.Variable(tf.ones([8, 8]))
+    first, second = (tf.Variable(tf.ones([8, 8]), name=name) for name in ("first", "second"))
 
     @tf.custom_gradient
     def through_a_sine(x):

@@ -19,7 +19,7 @@ import colonnade as cn
         ({"penalty": 0.1}, "without arguments"),
         ({"sync": "async"}, "cn.Synchronous"),
         ({"devices": 9}, "cn.setup(virtual=9)"),
-        ({"reduce": "ring"}, "must be auto"),
+        ({"reduce": "star"}, "must be one of auto"),
     ],
 )
 def test_bad_settings_of_the_trainer(arguments, says):
