@@ -65,7 +65,7 @@ def test_stages_that_wait_wait_together():
 
     pipeline = cn.Pipeline([stage(tf.Variable(1.0)), stage(tf.Variable(1.0))], 2, micro_batches=4)
     trainer = cn.Trainer(
-        lambda x: tf.ensure_shape(pipeline(x), [1]), keras.optimizers.SGD(0.0), devices=pipeline
+        lambda x: tf.ensure_shape(pipeline(x), x.shape), keras.optimizers.SGD(0.0), devices=pipeline
     )
     for _ in range(2):  # the first step is the slower one
         trainer.train_on_batch(tf.ones([4]))
