@@ -17,9 +17,14 @@ class Executed:
             with writer.as_default(), tf.summary.record_if(True):
                 tf.summary.trace_export("graph", step=0)
             writer.close()
-            graphs = [graph for path in Path(folder).glob("events*") for graph in _graphs(str(path))]
-        self.nodes = {node.name: node for graph in graphs for node in graph.node}
-        self._sends = {n.attr["tensor_name"].s: n for n in self.nodes.values() if "Send" in n.op}
+            functions = [graphs for path in Path(folder).glob("events*") for graphs in _functions(str(path))]
+        # Names are those of one function: another one may have the same, and sends of the same name.
+        self.nodes = {}
+        for number, graphs in enumerate(functions):
+            for node in (node for graph in graphs for node in graph.node):
+                node.name = f"{number}|{node.name}"
+                self.nodes[node.name] = node
+        self._sends = {_sent(node): node for node in self.nodes.values() if "Send" in node.op}
 
     def all(self, op):
         return [node for node in self.nodes.values() if node.op == op]
@@ -32,16 +37,20 @@ class Executed:
             if name in seen:
                 continue
             seen.add(name)
-            node = self.nodes[name]
-            todo += [source.lstrip("^").partition(":")[0] for source in node.input]
+            node, function = self.nodes[name], name.partition("|")[0]
+            todo += [f"{function}|{source.lstrip('^').partition(':')[0]}" for source in node.input]
             if "Recv" in node.op:
-                todo.append(self._sends[node.attr["tensor_name"].s].name)
+                todo.append(self._sends[_sent(node)].name)
         return seen
 
 
-def _graphs(path):
+def _sent(node):
+    return node.name.partition("|")[0], node.attr["tensor_name"].s
+
+
+def _functions(path):
     for record in tf.data.TFRecordDataset(path):
         for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
             for data in value.tensor.string_val:
                 for function in tf.compat.v1.RunMetadata.FromString(data).function_graphs:
-                    yield from function.partition_graphs
+                    yield function.partition_graphs

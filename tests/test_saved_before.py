@@ -18,6 +18,7 @@ BEFORE = ROOT / "tests" / "before"
 EXPECTED = json.loads((BEFORE / "expected.json").read_text())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_training_that_an_older_version_saved_goes_on(tmp_path, name):
     shutil.copytree(BEFORE / name, tmp_path / name)

@@ -48,6 +48,7 @@ def test_bad_settings(make, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sync", "rate"),
     [

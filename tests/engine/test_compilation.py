@@ -111,6 +111,7 @@ def test_compiled_is_the_same_training(devices, variables):
         np.testing.assert_allclose(one, other, rtol=1e-11)
 
 
+@pytest.mark.long
 def test_every_step_of_a_contest_counts_once(monkeypatch):
     monkeypatch.setattr(compilation, "TURN_STEPS", 2)
     wanted, _ = trained(False, 2, epochs=12)

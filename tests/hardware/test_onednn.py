@@ -43,6 +43,7 @@ def test_whoever_switches_it_off_is_obeyed():
     assert told(**{onednn.VARIABLE: "0"}) == ["0", False, []]
 
 
+@pytest.mark.long
 def test_tensorflow_first_without_it_is_told_once_with_the_line_that_helps():
     variable, on, heard = told(LEFT_OFF, **{onednn.VARIABLE: "0"})
     assert (variable, on) == (None, False)

@@ -1,11 +1,13 @@
 """Memory that was in use at most."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from colonnade.hardware.peaks import device_peaks, process_peak
 
 
+@pytest.mark.long
 def test_the_process_counts_what_it_holds():
     before = process_peak()
     held = np.ones([before // 8 + 2**24])  # more than ever before

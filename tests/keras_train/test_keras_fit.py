@@ -275,6 +275,7 @@ def test_constraints_hold(home):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_last_execution_of_an_epoch_may_be_short():
     """5 batches in executions of 2 steps: batches are told to callbacks as Keras tells them."""
     seen = {}
@@ -403,6 +404,7 @@ def test_masked_batches_of_many_widths_are_traced_for_a_slice_and_for_the_batch(
     assert traces(Calls) == 1 + 1 + 2  # a trace that ends where the mask is seen
 
 
+@pytest.mark.long
 def test_widths_that_vary_are_traced_twice():
     batches = [(RNG.normal(size=[8, width]).astype("float32"), TARGETS[:8]) for width in (4, 6, 5, 7, 3)]
     both = []

@@ -211,6 +211,7 @@ def fit(made, folder, *, x=X, y=Y, **options):
     )
 
 
+@pytest.mark.long
 def test_mistakes_are_told(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     for options, says in (

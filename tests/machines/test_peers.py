@@ -73,6 +73,7 @@ def four():
     return on_machines(["plain", "few_rows", "sparse", "local_norm"], [1, 2, 1, 1])
 
 
+@pytest.mark.long
 def test_four_machines_with_one_device_each_are_one_with_four():
     """The last batches have fewer rows than there are machines."""
     of_one = machine_cases.few_rows(4)

@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from fresh import run
 
+pytestmark = pytest.mark.long
+
 RUN = """
 import sys
 from colonnade.cli import app
