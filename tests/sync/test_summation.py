@@ -193,22 +193,22 @@ def every_bucket_waits_for_its_own():
             assert any(step.nodes[name].op == "Sin" for name in step.above(node)) == late
 
 
-def test_a_bucket_travels_while_the_backward_pass_goes_on():
-    """In a process of its own: in one that has run many other tests TensorFlow's graph had other edges."""
-    code = "import sys; sys.path.insert(0, 'tests')"
-    fresh(
-        f"{code}\nfrom sync.test_summation import every_bucket_waits_for_its_own as look\nlook()", virtual=2
-    )
-
-
-def test_the_guard_waits_until_sums_of_the_library_have_ended():
-    """An assertion that fails would break them off, and then TensorFlow refuses all later ones."""
+def the_guard_waits_for_the_library():
+    """An assertion that fails would break sums off, and then TensorFlow refuses all later ones."""
+    collective.HINT, collective.refusals = "ring", lambda devices: ()  # as the fixture does
     step = step_of(reductions.LIBRARY)
     sums = {node.name for node in step.all("CollectiveReduceV2")}
     asserts = step.all("Assert")
     assert len(sums) == 2
     assert len(asserts) == 1
     assert sums <= step.above(*asserts)
+
+
+@pytest.mark.parametrize("look", [every_bucket_waits_for_its_own, the_guard_waits_for_the_library])
+def test_what_sums_wait_for_and_what_waits_for_them(look):
+    """In a process of its own: TensorFlow tells of the graphs of other tests too, where there were any."""
+    code = f"import sys; sys.path.insert(0, 'tests'); from sync.test_summation import {look.__name__} as look"
+    fresh(f"{code}; look()", virtual=2)
 
 
 @pytest.mark.long
