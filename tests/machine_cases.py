@@ -264,7 +264,6 @@ def sharded(devices):
 
 def uneven_shards(devices):
     """The data of the last machine end sooner: so does the training, on all."""
-    machines = cn.machines()
     x, y = rows(40)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).take(3 if is_last() else 6)
     trainer = cn.Trainer(
@@ -276,7 +275,9 @@ def uneven_shards(devices):
     history = trainer.fit(data, progress=False, prove=False)
     checkpoint = cn.Checkpoint(tempfile.gettempdir(), every=5)
     exact = refusal(lambda: trainer.fit(data, progress=False, checkpoint=checkpoint))
-    return [len(history.losses), trainer.step, trainer.examples, machines.size, exact]
+    whole = cn.Trainer(squared(dense_model()), keras.optimizers.SGD(0.1), devices=devices)
+    shares = [list(one.shares().values()) for one in (trainer, whole)]
+    return [len(history.losses), trainer.step, trainer.examples, shares, exact]
 
 
 def local(devices, sync, every, **options):
@@ -346,6 +347,35 @@ def other_order(devices):
         x, y = x[::-1].copy(), y[::-1].copy()
     trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
     return refusal(lambda: trainer.fit((x, y), batch_size=30, progress=False, prove=False))
+
+
+def other_constant(devices):
+    """The last machine has another number in its loss."""
+    model, rate = dense_model(), 0.5 + is_last()
+    trainer = cn.Trainer(lambda x, y: rate * model(x)[:, 0] ** 2, keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows(20), batch_size=10, progress=False, prove=False))
+
+
+def other_size(devices):
+    """The last machine comes to a smaller batch, after a call in which all were alike."""
+    model = dense_model()
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    data = rows(100 if is_last() else 112)
+    words = refusal(lambda: trainer.fit(data, batch_size=16, log_every=1, progress=False, prove=False))
+    return [words, trainer.step]
+
+
+def other_batch_of_keras(devices):
+    """The same in `cn.fit`, and another number of epochs; `train_on_batch` with other rows."""
+    model = dense_model()
+    model.compile("sgd", "mse")
+    x, y = rows(36 if is_last() else 48)
+    fit = partial(cn.fit, model, x, y, devices=devices, batch_size=16, verbose=0, prove=False)
+    return [
+        refusal(lambda: fit(epochs=1 + is_last())),
+        refusal(lambda: fit(shuffle=False)),
+        refusal(lambda: cn.train_on_batch(model, x, y, devices=devices, prove=False)),
+    ]
 
 
 def other_steps(devices):
@@ -431,6 +461,9 @@ WRONG = {
         other_model,
         other_values,
         other_order,
+        other_constant,
+        other_size,
+        other_batch_of_keras,
         other_steps,
         spoilt,
         refused_modes,

@@ -3,8 +3,10 @@
 `python machine_runs.py WHAT FOLDER DEVICES`, with TF_CONFIG; the same program on every machine.
 """
 
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,6 +19,11 @@ import tensorflow as tf
 import colonnade as cn
 
 WHAT, FOLDER = sys.argv[1], Path(sys.argv[2])
+if WHAT == "taken":  # another program listens at the port of the last machine
+    TASKS = json.loads(os.environ["TF_CONFIG"])
+    ADDRESSES = TASKS["cluster"]["worker"]
+    if TASKS["task"]["index"] == len(ADDRESSES) - 1:
+        TAKEN = socket.create_server(("", int(ADDRESSES[-1].rpartition(":")[2])))
 DEVICES = cn.setup(virtual=int(sys.argv[3]))
 LAST = cn.machines().rank == cn.machines().size - 1
 EPOCHS = 4
@@ -25,8 +32,12 @@ EPOCHS = 4
 def data(count):
     draw = np.random.default_rng(3)
     x = draw.normal(size=(count, 5))
+    if WHAT == "failing" and LAST:
+        x[40] = np.nan  # in the third batch
     rows = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True)))
-    return (rows.shuffle(64, seed=1) if WHAT != "shorter" else rows).batch(16)
+    if WHAT == "failing":
+        rows = rows.map(lambda x, y: (tf.debugging.check_numerics(x, "a file is broken"), y))
+    return (rows.shuffle(64, seed=1) if WHAT not in ("shorter", "failing") else rows).batch(16)
 
 
 def trainer(width=7, rate=0.05):
@@ -41,9 +52,23 @@ def trainer(width=7, rate=0.05):
     )
 
     def loss(x, y):
+        if WHAT == "stuck":
+            x = tf.ensure_shape(tf.py_function(held_up, [x], x.dtype), x.shape)
         return tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1)
 
     return cn.Trainer(loss, keras.optimizers.Adam(rate), devices=DEVICES)
+
+
+SEEN = []
+
+
+def held_up(x):
+    """On the last machine an op that does not end, in a step that all make; Python goes on."""
+    SEEN.append(1)
+    if LAST and len(SEEN) == 60:
+        say("now", time.time())
+        time.sleep(60)
+    return x
 
 
 def say(*words):
@@ -59,9 +84,9 @@ def run(after=None, count=64, **options):
         if after is not None:
             after(made, record)
 
-    options = {"prove": False, "progress": False, "log_every": 1, **options}
     checkpoint = cn.Checkpoint(FOLDER, every=5)
-    history = made.fit(data(count), epochs=EPOCHS, checkpoint=checkpoint, callbacks=[looked], **options)
+    options = {"prove": False, "progress": False, "log_every": 1, "checkpoint": checkpoint, **options}
+    history = made.fit(data(count), epochs=EPOCHS, callbacks=[looked], **options)
     say("resumed", history.resumed)
     say("losses", repr(history.losses))
     say("parameters", repr([p.numpy().tolist() for p in made.parameters]))
@@ -104,5 +129,15 @@ elif WHAT == "stopped":
 elif WHAT == "shorter":  # the data of the last machine are
     EPOCHS = 1
     run(count=48 if LAST else 64)
+elif WHAT == "failing":  # the data of the last machine do, in the middle of a call
+    run(count=160, log_every=100, checkpoint=None)
+elif WHAT == "stuck":
+    EPOCHS = 100_000
+    run(log_every=1000)
+elif WHAT == "told":  # to end, where nothing is trained
+    if LAST:
+        say("now", time.time())
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
 elif WHAT == "interrupted":
     run(at(7, lambda _: os.kill(os.getpid(), signal.SIGTERM)))

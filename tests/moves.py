@@ -2,7 +2,10 @@
 
 `python tests/moves.py` follows the first step of a synchronous training and of a pipeline: of every function
 of Colonnade the first call. A move is a call in another module than the call before it; it turns back if the
-module was seen before.
+module was seen before. What is written inside a function (a comprehension, a lambda, a closure) is read with
+it, and what nobody wrote (the `__init__` of a dataclass, what AutoGraph makes) is not read.
+
+`python tests/moves.py --list` says the functions in their order too, with a star at each move.
 """
 
 import itertools
@@ -29,20 +32,20 @@ def pipeline():
 
 
 def followed(trainer):
-    """The modules of the functions that a first step calls, in the order of their first calls."""
-    functions, modules = set(), []
+    """The functions that a first step calls, each as (module, name), in the order of their first calls."""
+    functions = {}
 
     def note(frame, event, _):
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith("colonnade.") and frame.f_code not in functions:
-            functions.add(frame.f_code)
-            modules.append(module)
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        written = code.co_filename == frame.f_globals.get("__file__")
+        if event == "call" and written and module.startswith("colonnade."):
+            functions[module, code.co_qualname.partition(".<locals>")[0]] = None
 
     x = tf.ones([8, 1])
     sys.setprofile(note)
     trainer.train_on_batch(x, x)
     sys.setprofile(None)
-    return modules
+    return list(functions)
 
 
 def counted(modules):
@@ -54,5 +57,10 @@ def counted(modules):
 if __name__ == "__main__":
     cn.setup(virtual=4)
     for way in (synchronous, pipeline):
-        moves, back, modules = counted(followed(way()))
-        print(f"{way.__name__}: {moves} moves between {modules} modules, {back} of them turning back")
+        functions = followed(way())
+        modules = [module for module, _ in functions]
+        moves, back, number = counted(modules)
+        print(f"{way.__name__}: {moves} moves between {number} modules, {back} of them turning back")
+        if "--list" in sys.argv:
+            for (module, name), before in zip(functions, [None, *modules], strict=False):
+                print(f"  {'*' if module != before else ' '} {module.removeprefix('colonnade.')}  {name}")

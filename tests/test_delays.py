@@ -244,7 +244,7 @@ CASES = [(home, name, slow) for home in HOMES for name in OPTIMIZERS for slow in
 CHOSEN = [("mirrored", "adamw", True), *((home, "adamw", False) for home in HOMES)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("home", "name", "slow"), kept(CASES, *CHOSEN))
 def test_what_is_late_in_lockstep_changes_nothing(home, name, slow):
     make = OPTIMIZERS[name]
@@ -273,7 +273,7 @@ WAYS_CHOSEN = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("way", "name", "slow"), kept(WAY_CASES, *WAYS_CHOSEN))
 def test_what_is_late_in_other_ways_of_training_changes_nothing(way, name, slow):
     kind, options, reference = WAYS[way]

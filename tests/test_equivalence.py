@@ -195,7 +195,7 @@ def test_the_same_batch_everywhere_is_noticed(monkeypatch, home):
     assert_noticed("plain", home, 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("home", "of_the_loss"), [("shared", False), ("mirrored", True)])
 def test_a_penalty_that_counts_twice_is_noticed(monkeypatch, home, of_the_loss):
     once = Traces.with_penalty
@@ -223,7 +223,7 @@ class PerOwner:
             self._optimizer.apply([gradient], [variable])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["clipped", "schedule"])
 def test_one_update_per_owner_is_noticed(monkeypatch, name):
     whole = traces.Update

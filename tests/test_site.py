@@ -50,6 +50,12 @@ def test_links_lead_to_pages_of_the_site(site):
     )
 
 
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    made = {"index.md", "api.md", "changelog.md", "contributing.md", "examples/index.md"}
+    assert sorted(listed) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | made)
+
+
 def test_no_link_of_any_page_is_broken(site):
     """What the build looks at too, which takes long."""
     written = {path.name: site.outward(path.read_text()) for path in (ROOT / "docs").glob("*.md")}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import (
     AlreadyStarted,
+    BrokenSums,
     CheckpointInUse,
     ColonnadeError,
     DamagedCheckpoint,
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyStarted",
     "Asynchronous",
+    "BrokenSums",
     "Checkpoint",
     "CheckpointInUse",
     "ColonnadeError",

@@ -6,6 +6,7 @@ ColonnadeError
 ├── AlreadyStarted (RuntimeError)     TensorFlow has started its devices; settings come too late
 ├── NotFinite (ArithmeticError)       a loss or a gradient is NaN or infinite
 ├── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
+├── BrokenSums (RuntimeError)          a sum by the cards' own library failed, and none works any more
 ├── LeaseTimeout (TimeoutError)       no cards came free in the time given
 ├── CheckpointInUse (RuntimeError)    another program saves into the directory
 ├── LostCheckpoint (RuntimeError)     the directory was taken away from the program that saves into it
@@ -75,6 +76,18 @@ class NotFinite(ColonnadeError, ArithmeticError):
 
 class PlacementError(ColonnadeError, RuntimeError):
     """An op ran, or would have to run, on another device than the one asked for."""
+
+
+class BrokenSums(ColonnadeError, RuntimeError):
+    """A sum by the cards' own library failed; TensorFlow refuses all others until the process ends."""
+
+    def __init__(self, way: str, said: str) -> None:
+        super().__init__(
+            f'reduce="{way}": a sum over the cards was broken off: a card did not come to it in time, or an '
+            "op of the step failed, such as for want of memory. From now on TensorFlow refuses all others "
+            "in this process. Start the program again: with checkpoint= it goes on as saved. If "
+            f'that happens again, choose reduce="ring", which needs no library. TensorFlow says: {said}'
+        )
 
 
 class LeaseTimeout(ColonnadeError, TimeoutError):

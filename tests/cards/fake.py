@@ -20,6 +20,7 @@ Copies = dict[tuple[str, str], tuple[int, int]]
 
 _library = ctypes.CDLL(os.environ["FAKE_CARDS_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
 _library.fake_cards_counts.restype = ctypes.c_char_p
+assert _library.fake_cards_redirected(), "copies between cards are not counted: is this TensorFlow 2.21?"
 # These two passes rewrite ops into forms that only a real card can compute.
 tf.config.optimizer.set_experimental_options({"layout_optimizer": False, "remapping": False})
 

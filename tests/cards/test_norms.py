@@ -102,6 +102,35 @@ def test_keras_fit_shows_them_to_its_callbacks(at_every_step):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_keras_fit_settles_them_when_somebody_looks(monkeypatch, tmp_path, by_batch, saved):
+    """After each batch for a callback that hears of batches; else for the validation, and once at the end."""
+    made, seen = [], []
+    original = LateStates.settle
+    monkeypatch.setattr(LateStates, "settle", lambda self: (made.append(1), original(self)))
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+
+    def look(*_, **__):
+        seen.append(model.layers[1].moving_mean.numpy())
+
+    when = "on_train_batch_end" if by_batch else "on_epoch_end"
+    options = {"callbacks": [keras.callbacks.LambdaCallback(**{when: look})], "verbose": 0}
+    options |= {"checkpoint": cn.Checkpoint(tmp_path, every=100)} if saved else {}
+    options |= {"validation_data": (X, Y), "devices": CARDS[:4], "shuffle": False, "prove": False}
+    cn.fit(model, X, Y, batch_size=8, epochs=2, **options)
+    look()
+    if by_batch:
+        assert len(made) >= 12
+    else:  # for each validation, and for what is saved at the end
+        assert len(made) == 2 or (saved and len(made) <= 4)
+    shown = [*seen[5::6], seen[-1]] if by_batch else seen
+    assert np.array_equal(shown[-1], shown[-2])
+    assert not np.array_equal(shown[0], shown[1])
+    assert all(np.any(value) for value in shown)
+
+
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_step_that_does_not_count_leaves_them_as_they_were(on_nan):
     model = network()

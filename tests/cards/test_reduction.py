@@ -1,5 +1,7 @@
 """How gradients are summed on eight cards: what each card moves, and that every way is what one card does."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import tensorflow as tf
 from fake import copies
 
 import colonnade as cn
+from colonnade.hardware import cards
 from colonnade.hardware.probes import verdicts
 from colonnade.run.move.reductions import chosen
+from colonnade.run.sync import summation
 
 CARDS = tuple(device.name for device in tf.config.list_logical_devices("GPU"))
 RNG = np.random.default_rng(0)
@@ -109,6 +113,50 @@ def test_the_library_is_the_choice_only_where_the_selftest_found_it_right_and_fa
     verdicts.remember(CARDS, {"tree": 1.0, "ring": 2.0})
     assert chosen("auto", CARDS, "mirrored") == "tree"
     verdicts.path().unlink()
+
+
+def test_a_training_goes_by_what_the_selftest_found(one_card, monkeypatch):
+    """On these cards, with this driver: another one has to be tested first."""
+    verdicts.remember(CARDS, {"tree": 3.0, "ring": 2.0, "nccl": 1.0})
+    try:
+        monkeypatch.setattr(summation, "SMALL", 0)  # else so small a model takes one message
+        values, trainer, _ = trained(CARDS)
+        assert trainer._engine.workers._summation._library is not None
+        for one, other in zip(values, one_card[ROWS], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+        newer = replace(cards.detect(), driver="999.1")
+        with monkeypatch.context() as patched:
+            patched.setattr(cards, "detect", lambda *_, **__: newer)
+            assert verdicts.recall(CARDS) == {}
+            assert chosen("auto", CARDS, "mirrored") == "ring"
+        assert chosen("auto", CARDS, "mirrored") == "nccl"
+    finally:
+        verdicts.path().unlink()
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_nan_breaks_no_sum_of_the_library(on_nan):
+    """All cards come to the sum before anything is refused, so the next step is made."""
+    w = tf.Variable(tf.ones([WIDTH, 1]))
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(x @ w, 1),
+        keras.optimizers.SGD(0.01),
+        devices=CARDS,
+        reduce="nccl",
+        on_nan=on_nan,
+    )
+    bad = X.copy()
+    bad[20] = np.nan
+    trainer.train_on_batch(X)
+    before = w.numpy()
+    if on_nan == "stop":
+        with pytest.raises(cn.NotFinite, match="GPU:6"):
+            trainer.train_on_batch(bad)
+    else:
+        trainer.train_on_batch(bad)
+    assert np.array_equal(w.numpy(), before)
+    trainer.train_on_batch(X)
+    assert not np.array_equal(w.numpy(), before)
 
 
 def test_bad_values_are_one_error():

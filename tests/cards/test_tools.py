@@ -1,5 +1,6 @@
 """The tools tell of cards what is true: where an op ran, whether a copy arrived, what the doctor says."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +10,7 @@ import colonnade as cn
 from colonnade.fleet import launch, lease
 from colonnade.hardware import cards, gpu
 from colonnade.hardware.doctors import doctor
-from colonnade.hardware.probes import collective, verdicts, watchdog
+from colonnade.hardware.probes import collective, repeated, verdicts, watchdog
 from colonnade.hardware.probes import copies as copying
 from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.data.feed import feed
@@ -28,9 +29,24 @@ def test_placement_tells_the_card_of_every_op():
     assert (row.actual, row.calls) == ("/device:GPU:3", None)
 
 
+def test_a_profile_says_that_it_lacks_what_cards_compute():
+    """If there are events of a card one day, `docs/cards.md` may send people to profiles again."""
+    w = tf.Variable(tf.ones([16, 1]))
+    trainer = cn.Trainer(lambda x: tf.squeeze(x @ w, 1) ** 2, keras.optimizers.SGD(0.01), devices=CARDS[:2])
+    with pytest.warns(UserWarning, match="lacks what cards compute"):
+        timeline = trainer.profile((np.ones([64, 16], "float32"),), steps=2, batch_size=32)
+    assert not [event for event in timeline.events if event.kind in ("forward", "backward")]
+
+
 def test_a_copy_between_cards_arrives_where_it_should():
+    copies()
     arrival = copying.send(copying.to_target, CARDS[1], CARDS[5], 2**20)
     assert (arrival.intact, arrival.read_on) == (True, "GPU:5")
+    # Every round of the loop is a copy: of the short calls, of the long ones; and those that are summed up.
+    number, size = copies()["GPU:1", "GPU:5"]
+    rounds = repeated.TIMES * (2 * repeated.FEW + copying.ROUNDS)
+    assert number >= rounds + 1
+    assert rounds * 2**20 <= size <= (rounds + 3) * 2**20
 
 
 def test_arrays_stay_on_the_host():
@@ -45,7 +61,7 @@ def test_arrays_stay_on_the_host():
 def library(monkeypatch):
     """Their library is asked in a process of its own, which has none of these cards: here it is this one."""
 
-    def asked(count, seconds):
+    def asked(count, seconds, cards=()):
         sums_of = collective.all_reduce(CARDS[:count])
         said = []
         for size in (1_000, summing.ON_CARDS):
@@ -56,6 +72,7 @@ def library(monkeypatch):
         return watchdog.Answer(said), "2.21.5"
 
     monkeypatch.setattr(summing, "ON_CARDS", 10_000)
+    monkeypatch.setattr(copying, "LARGE", 2**16)
     monkeypatch.setattr(collective, "ask_cards", asked)
 
 
@@ -80,10 +97,13 @@ def test_the_doctor_finds_nothing_that_blocks():
     assert any("all cards let several processes in" in finding.found for finding in findings)
 
 
-def test_cards_are_leased_by_their_names_and_seen_under_them(tmp_path):
-    with lease.ask(launch.pool_of(3, None), 3, directory=tmp_path) as first:
+@pytest.mark.parametrize("number", [2, 4, 5])
+def test_cards_are_leased_by_their_names_and_seen_under_them(tmp_path, number):
+    """Those and all others: no card is in both."""
+    rest = len(CARDS) - number
+    with lease.ask(launch.pool_of(rest, None), rest, directory=tmp_path) as first:
         first.wait()
-        with lease.ask(launch.pool_of(5, None), 5, directory=tmp_path) as second:
+        with lease.ask(launch.pool_of(number, None), number, directory=tmp_path) as second:
             second.wait()
             taken = [*first.claim.slots, *second.claim.slots]
             assert sorted(taken) == sorted(card.uuid for card in cards.detect().cards)

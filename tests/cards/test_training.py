@@ -62,6 +62,16 @@ def test_cards_in_another_order_without_the_first():
     assert_equal(trained([CARDS[2], CARDS[1]])[0], trained(CARDS[:1])[0])
 
 
+def test_shares_by_speed_and_no_op_where_it_has_no_kernel():
+    """Times are taken on the host, and nothing is moved elsewhere in silence."""
+    tf.config.set_soft_device_placement(False)
+    try:
+        weights, _ = trained(CARDS[:4], sync=cn.Synchronous(shares="measured"))
+    finally:
+        tf.config.set_soft_device_placement(True)
+    assert_equal(weights, trained(CARDS[:1])[0])
+
+
 def test_synchronised_batch_norm():
     assert_equal(
         trained(CARDS[:4], model=network(norm=True))[0], trained(CARDS[:1], model=network(norm=True))[0]
@@ -98,9 +108,10 @@ def test_evaluate(number):
     assert one == pytest.approx(several, abs=1e-6)
 
 
-def test_keras_fit():
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_keras_fit(number):
     weights = []
-    for devices in (CARDS[:1], CARDS[:4]):
+    for devices in (CARDS[:1], CARDS[:number]):
         model = network()
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         cn.fit(model, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0, devices=devices)
@@ -108,9 +119,16 @@ def test_keras_fit():
     assert_equal(*weights)
 
 
-def test_a_pipeline():
+def deep(layers):
+    keras.utils.set_random_seed(1)
+    stack = [keras.layers.Dense(8, "tanh") for _ in range(layers)]
+    return keras.Sequential([keras.Input([6]), *stack, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_pipeline(number):
     def run(devices):
-        model = network()
+        model = deep(number)
         stages = cn.Pipeline(model, devices, micro_batches=2) if devices else None
         call = stages or model
         trainer = cn.Trainer(
@@ -121,26 +139,89 @@ def test_a_pipeline():
         trainer.fit((X, Y), batch_size=24, steps=STEPS, progress=False)
         return model.get_weights()
 
-    assert_equal(run(CARDS[:2]), run(None))
+    assert_equal(run(CARDS[:number]), run(None))
 
 
-def test_width():
-    wide = cn.width.Dense(8, devices=CARDS[:4])
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_width(number):
+    wide = cn.width.Dense(8, devices=CARDS[:number])
     wide.build([None, 6])
     kernels = [v for v in wide.weights if len(v.shape) == 2]
-    assert [v.value.device.rpartition("device:")[2] for v in kernels] == [f"GPU:{i}" for i in range(4)]
+    assert [v.value.device.rpartition("device:")[2] for v in kernels] == [f"GPU:{i}" for i in range(number)]
     whole = np.concatenate([v.numpy() for v in kernels], axis=1)
     np.testing.assert_allclose(wide(X).numpy(), X @ whole, rtol=0, atol=1e-6)  # biases begin as zeros
 
 
-def test_a_checkpoint_goes_on(tmp_path):
+def test_width_is_trained_as_one_layer():
+    def run(parts):
+        keras.utils.set_random_seed(1)
+        first, last = cn.width.Dense(8, devices=CARDS[:parts]), keras.layers.Dense(1)
+        first.build([None, 6])
+        last.build([None, 8])
+        rng = np.random.default_rng(2)
+        kernel = rng.normal(size=(6, 8)).astype("float32")
+        kernels = [v for v in first.weights if len(v.shape) == 2]
+        for variable, part in zip(kernels, np.array_split(kernel, parts, axis=1), strict=True):
+            variable.assign(part)
+        last.kernel.assign(rng.normal(size=(8, 1)).astype("float32"))
+        trainer = cn.Trainer(
+            lambda x, y: tf.reduce_mean((last(tf.tanh(first(x))) - y) ** 2, axis=1),
+            keras.optimizers.Adam(0.01),
+            devices=CARDS[:1],
+        )
+        trainer.fit((X, Y), batch_size=24, steps=STEPS, progress=False)
+        return [np.concatenate([v.numpy() for v in kernels], axis=1), last.kernel.numpy()]
+
+    assert_equal(run(4), run(1))
+
+
+class Own(keras.Model):
+    """A step of the model's own, with what depends on the slice: moving averages."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.norm = keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization()
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        return self.last(self.norm(self.hidden(x), training=False))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.norm.moving_mean.assign(0.9 * self.norm.moving_mean + 0.1 * tf.reduce_mean(self.hidden(x), 0))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("number", [2, 8])
+def test_a_train_step_of_the_models_own_and_predictions_and_scores(number):
+    found = []
+    for devices in (CARDS[:1], CARDS[:number]):
+        keras.utils.set_random_seed(1)
+        model = Own()
+        model(X)
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        options = {"batch_size": 23, "verbose": 0, "devices": devices}
+        history = cn.fit(model, X, Y, epochs=3, shuffle=False, **options)
+        scores = cn.evaluate(model, X, Y, return_dict=True, **options)
+        model.hidden.bias.assign_add(tf.ones([8]))  # what is read on other cards is what was assigned
+        predicted = cn.predict(model, X, **options)
+        found.append([*model.get_weights(), predicted, *scores.values(), np.array(history.history["loss"])])
+    assert_equal(*found)
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_checkpoint_goes_on(tmp_path, number):
     def fit(steps):
         keras.backend.clear_session()  # as in a program that is started anew, names begin anew
         model = network()
         trainer = cn.Trainer(
             lambda x, y: tf.reduce_mean((model(x) - y) ** 2, axis=1),
             keras.optimizers.Adam(0.01),
-            devices=CARDS[:4],
+            devices=CARDS[:number],
         )
         saved = cn.Checkpoint(tmp_path, every=2) if steps else None
         trainer.fit((X, Y), batch_size=24, steps=steps or 6, progress=False, checkpoint=saved)

@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from colonnade.run.checkpoint.manifest import MANIFEST, SEAL, Flaw, examine
 from colonnade.show.checkpoints import facts
 
 
+def plain(name):
+    """Without the digits by which a save that is under way is told from others."""
+    return re.sub(r"(\.(new|old)-\d{12})-[0-9a-f]{4}\b", r"\1", name)
+
+
 def names(archive):
-    return sorted(path.name for path in archive.directory.iterdir())
+    return sorted(plain(path.name) for path in archive.directory.iterdir())
 
 
 def test_the_newest_is_the_highest_step_and_old_ones_go(archive):
@@ -70,17 +76,45 @@ def test_a_removal_that_never_finished_is_not_there(archive, monkeypatch):
     assert names(archive) == ["step-000000000002"]
 
 
+def test_a_save_that_fails_leaves_alone_what_another_program_writes_of_the_same_step(archive, monkeypatch):
+    """One that has lost the directory and does not know it yet."""
+    write = module._write
+
+    def lost(path, text):
+        raise OSError(errno.EIO, "lost")
+
+    def meanwhile(path, text):
+        monkeypatch.setattr(module, "_write", lost)
+        with pytest.raises(OSError, match="lost"):
+            save(archive, 5)
+        monkeypatch.setattr(module, "_write", write)
+        write(path, text)
+
+    monkeypatch.setattr(module, "_write", meanwhile)
+    save(archive, 5)
+    assert names(archive) == ["step-000000000005"]
+    assert archive.newest()[0].step == 5
+
+
+def test_what_was_left_before_names_had_digits_is_removed_too(archive):
+    save(archive, 1)
+    for name in (".new-000000000007", ".old-000000000003", ".new-000000000007-00ff"):
+        (archive.directory / name).mkdir()
+    archive.sweep()
+    assert names(archive) == ["step-000000000001"]
+
+
 def test_what_is_written_is_on_disk_before_it_has_its_name(archive, monkeypatch):
     """Files, then their directory, then the name: so a crash of the machine is harmless too."""
     done = []
     fsync, rename = os.fsync, os.rename
 
     def noted_fsync(descriptor):
-        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        done.append(plain(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
         fsync(descriptor)
 
     def noted_rename(old, new):
-        done.append(f"{Path(old).name} -> {Path(new).name}")
+        done.append(f"{plain(Path(old).name)} -> {Path(new).name}")
         rename(old, new)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)

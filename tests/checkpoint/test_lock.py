@@ -10,8 +10,9 @@ from filelock import FileLock
 from fresh import ROOT, run
 
 import colonnade as cn
+from colonnade.run.checkpoint import lock as module
 from colonnade.run.checkpoint.directory import Archive
-from colonnade.run.checkpoint.lock import LOCK, OWNER, owned
+from colonnade.run.checkpoint.lock import FENCE, LOCK, OWNER, is_fenced_by, owned
 
 
 def test_a_second_owner_is_told_of_the_first(tmp_path):
@@ -40,7 +41,7 @@ def test_a_full_disk_has_a_name_and_leaves_nothing(tmp_path, monkeypatch):
         patch.setattr(Path, "write_text", full)
         with pytest.raises(cn.DiskFull, match="nothing can be saved in"), owned(tmp_path):
             pass
-    assert list(tmp_path.glob(f"{OWNER}*")) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {LOCK}
     (tmp_path / f"{OWNER}-0123abcd").touch()  # of one that was killed
     Archive(tmp_path).sweep()
     assert list(tmp_path.glob(f"{OWNER}*")) == []
@@ -90,6 +91,36 @@ def test_a_start_that_lost_its_lock_to_a_later_one_cannot_write(tmp_path):
                 cn.LostCheckpoint, match=r"another start took it over \(start 4 of its machines\)"
             ):
                 earlier.check(6)
+
+
+@pytest.mark.parametrize("generation", [None, 0])
+def test_a_machine_that_goes_on_alone_shuts_out_the_start_before(tmp_path, generation):
+    with owned(tmp_path, generation) as earlier:
+        os.rename(tmp_path / LOCK, tmp_path / "lost")
+        with owned(tmp_path) as alone:
+            alone.check(6)
+            os.rename(tmp_path / "lost", tmp_path / LOCK)
+            with pytest.raises(cn.LostCheckpoint, match=r"took it over \(a program alone\)"):
+                earlier.check(6)
+
+
+def test_a_fence_that_is_gone_guards_nobody(tmp_path):
+    with owned(tmp_path) as alone:
+        (tmp_path / FENCE).unlink()
+        with pytest.raises(cn.LostCheckpoint, match=r"the file \.fence in it was removed"):
+            alone.check(1)
+
+
+def test_another_machine_knows_the_directory_by_the_token_of_its_owner(tmp_path, monkeypatch):
+    """A directory of the same name on a disk of its own has another token, or none."""
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with owned(tmp_path, 0) as mine:
+        assert is_fenced_by(tmp_path, mine.token)
+        assert not is_fenced_by(elsewhere, mine.token)
+        with owned(elsewhere, 0):
+            assert not is_fenced_by(elsewhere, mine.token)
 
 
 def test_a_new_cluster_goes_on_where_another_was_started_more_often(tmp_path):

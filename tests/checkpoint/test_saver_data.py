@@ -12,7 +12,8 @@ from saves import X, Y, batches, linear, saved, steps_in
 import colonnade as cn
 
 
-@pytest.mark.parametrize("stops", [(11, 23), *long(((5, 10, 21, 22),))])
+@pytest.mark.long  # `killed.py` has such a shuffle too
+@pytest.mark.parametrize("stops", [(11, 23), (5, 10, 21, 22)])
 def test_a_repeated_shuffle_of_the_users_goes_on_exactly_too(tmp_path, stops):
     """Also between two rounds, where TensorFlow's iterator does not tell all of its state."""
 

@@ -1,11 +1,13 @@
 """The next pass is begun before it is wanted, and the order of the data is as if it were not."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from colonnade.run.data import pass_ahead
-from colonnade.run.data.batches import Batches
+from colonnade.run.data.batches import END, Batches
 from colonnade.run.data.pass_ahead import EpochPace, PassAhead
 
 
@@ -111,3 +113,37 @@ def test_it_is_time_when_the_rest_takes_as_long_as_a_fill(monkeypatch):
     assert not pace.is_due(4)  # 5 s each, 1 is left: more than two fills and the margin
     assert not pace.is_due(0)
     assert pace.is_due(5)
+
+
+def through(dataset):
+    """What somebody else does who goes through the data."""
+    return [batch.numpy().tolist() for batch in dataset]
+
+
+def cached():
+    return tf.data.Dataset.range(23).cache().shuffle(30, seed=1).batch(5)
+
+
+@pytest.mark.parametrize("make", [shuffled, cached])
+def test_whoever_else_goes_through_the_data_changes_nothing(make, monkeypatch):
+    alone = taken(opened(make(), 4))
+    true = pass_ahead.save_iterator  # tells of the seeds that all have drawn by then
+    monkeypatch.setattr(pass_ahead, "save_iterator", lambda *of: (time.sleep(0.05), true(*of))[1])
+    dataset = make()
+    batches, found = opened(dataset, 4, watched=True), []
+    while batches.size != END:
+        through(dataset)
+        found += taken(batches, 2)
+        through(dataset)
+        place, begun = batches.position(len(found)), batches.begun
+        if len(found) == 8:
+            later = opened(make(), 4, ahead=False, watched=True)
+            later.seek(place, begun, 8)
+            rest = taken(later)
+    batches.close()
+    assert found == alone
+    assert rest == alone[8:]
+    plain = make()
+    for _ in range(4):
+        through(plain)
+    assert through(dataset) == through(plain)  # as if nobody else had been there

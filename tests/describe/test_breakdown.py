@@ -93,6 +93,28 @@ def test_a_device_with_slow_slices_is_slow_though_it_works_no_longer():
     assert Timeline.of(one_that_was_disturbed).breakdown().slow is None
 
 
+def test_a_device_that_is_slower_by_chance_is_not_called_slow():
+    """Half of the other's slices took as long as most of its own: they share cores with something."""
+    lengths = {"CPU:0": (1, 1, 3, 3, 3, 3, 3, 3), "CPU:1": (2, 2, 2, 3, 3, 3, 3, 3)}
+    events = [
+        Event(device, 10 * i, 10 * i + seconds, "forward", step=i)
+        for device, each in lengths.items()
+        for i, seconds in enumerate(each)
+    ]
+    assert Timeline.of(events).breakdown().slow is None
+    always = [Event("CPU:1", 10 * i, 10 * i + 4, "forward", step=i) for i in range(8)]
+    assert Timeline.of([*(e for e in events if e.device == "CPU:0"), *always]).breakdown().slow == "CPU:1"
+
+
+def test_devices_that_differ_by_chance_are_told_of_a_mode_without_waiting():
+    events = [
+        Event(f"CPU:{i % 2}", at, at + 1, "forward", step=at) for at, i in ((0, 0), (1, 1), (2, 0), (3, 1))
+    ]
+    assert Timeline.of(events).breakdown().advice() == [
+        "devices wait for each other: 50% of the time; with cn.Asynchronous they do not"
+    ]
+
+
 def test_a_wait_that_says_what_it_is_for_is_blamed_on_that():
     events = [
         Event("CPU:0", 0, 10, "forward"),

@@ -134,19 +134,37 @@ def unplaced(function):
     return found
 
 
-@pytest.mark.parametrize("home", ["shared", "mirrored"])
+# Assignments too, where variables are kept elsewhere than the update is.
+WITH_ITS_VARIABLE = {*WITH_ITS_RESOURCE, "AssignVariableOp", "AssignAddVariableOp"}
+
+
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
 def test_no_op_of_a_step_is_left_without_a_device(home):
     """Else it would be on the first card, and what it makes would travel from there."""
     table, w = tf.Variable(tf.ones([5, 1])), tf.Variable(1.0)
+    norm = keras.layers.BatchNormalization()
+    norm.build([None, X.shape[1]])
+
+    def loss(x, y, training):
+        return tf.reduce_mean(norm(x, training=training) * tf.gather(table, y % 5) * w, axis=1) ** 2
+
     trainer = cn.Trainer(
-        lambda x, y: tf.reduce_mean(x * tf.gather(table, y % 5) * w, axis=1) ** 2,
+        loss,
         keras.optimizers.Adam(0.01, global_clipnorm=1.0),
         devices=3,
         variables=home,
         on_nan="skip",
         penalty=lambda: w**2,
     )
-    trainer.fit((X, np.arange(len(X))), batch_size=16, steps=2, progress=False)
-    ((loop, _),) = trainer._loop._many.values()
-    assert {node.op for node in unplaced(loop)} <= WITH_ITS_RESOURCE
+    numbers = np.arange(len(X))
+    trainer.fit((X, numbers), batch_size=16, steps=2, progress=False)
+    (loop,) = (each.graph for each in trainer._loop._many.values())
+    trainer.train_on_batch(X[:9], numbers[:9])
+    (once,) = trainer._loop._single.values()
+    trainer.evaluate((X, numbers), batch_size=16)
+    scores = list(trainer._evaluation._compiled.values())
+    for made in (loop, once, *scores):
+        left = [node for node in unplaced(made) if node.op not in WITH_ITS_VARIABLE]
+        # An update of owners is on several devices, as the ops in it say; its gate is in the host's memory.
+        assert [node.name for node in left if home != "partitioned" or "update_0/" not in node.name] == []
     assert sum(node.op == "ReadVariableOp" for node in unplaced(loop)) <= 1  # a count, on the host

@@ -7,6 +7,7 @@ import tensorflow as tf
 from families import kept
 
 import colonnade as cn
+from colonnade.run.engine.traces import gradient_specs
 
 MODES = {
     "shared": {"variables": "shared"},
@@ -166,3 +167,12 @@ def test_what_an_optimizer_does_not_list_is_written_once_a_step(mode, make):
             trainer.train_on_batch(tf.constant([[1.0, 0.5], [0.2, 1.0], [2.0, 1.0]]))
         found.append(w.numpy())
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_specs_do_not_depend_on_where_a_gradient_comes_from():
+    w = tf.Variable(tf.zeros([3, 1]))
+    sparse = tf.IndexedSlices(tf.constant([[2.0], [4.0]]), tf.constant([0, 2]), tf.constant([3, 1]))
+    fewer = tf.IndexedSlices(sparse.values[:1], sparse.indices[:1], sparse.dense_shape)
+    assert gradient_specs([tf.ones([3, 1])], [w]) == [tf.TensorSpec([3, 1])]
+    assert gradient_specs([fewer], [w]) == gradient_specs([sparse], [w])
+    assert gradient_specs([None], [w]) == [None]

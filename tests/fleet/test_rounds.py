@@ -1,6 +1,9 @@
 """How the ends of the workers are judged; tests of whole runs are in test_machines.py."""
 
+import os
+import signal
 import sys
+import threading
 
 import pytest
 
@@ -73,6 +76,12 @@ def test_the_exit_code(codes, code):
 def test_a_round_per_start(capfd):
     assert play([75, 0], ["lost", 0], restarts=3) == 0
     assert capfd.readouterr().err.count("starting again") == 1
+
+
+def test_programs_that_do_not_end_when_they_are_told_to_are_ended(monkeypatch):
+    monkeypatch.setattr(module, "INTERRUPTED", 0.5)
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert play(["hangs"], ["hangs"]) == 75
 
 
 def test_no_more_starts_than_allowed(capfd):

@@ -140,6 +140,7 @@ def pretend(monkeypatch, machine, visible, parts=1, **environment):
         get_logical_device_configuration=lambda device: [object()] * parts,
     )
     monkeypatch.setattr(devices, "tf", SimpleNamespace(config=config))
+    monkeypatch.setattr(devices, "started", lambda: False)
     monkeypatch.setattr(devices.nvml, "detect", lambda: machine)
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)

@@ -173,6 +173,7 @@ def test_the_room_of_cards(monkeypatch):
         get_logical_device_configuration=lambda device: divided[int(device.name[-1])],
     )
     monkeypatch.setattr(devices, "tf", SimpleNamespace(config=config))
+    monkeypatch.setattr(devices, "started", lambda: False)
     monkeypatch.setattr(devices, "visible_cards", lambda: [SimpleNamespace(mib=24 * 1024)] * 3)
     wanted = [23 * 1024, 2000, 23 * 512, 23 * 512]
     assert [devices.room(f"/device:GPU:{i}") for i in range(4)] == [mib * 2**20 for mib in wanted]
@@ -181,7 +182,45 @@ def test_the_room_of_cards(monkeypatch):
 
 
 def test_cards_that_tensorflow_ignores_are_told(monkeypatch):
-    monkeypatch.setattr(devices, "names", lambda: ("/device:GPU:0", "/device:GPU:1"))
+    cards = ("/device:GPU:0", "/device:GPU:1")
+    monkeypatch.setattr(devices, "_chosen", lambda kind: cards if kind == "GPU" else ("/device:CPU:0",))
     (problem,) = devices._ignored(["GPU:0"])
     assert problem.value == "1 of 2"
     assert not list(devices._ignored(["GPU:0", "GPU:1"]))
+    # A program that did not call setup() is not offered what is not there.
+    started = ["GPU:0"]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: started)
+    assert devices.names() == cards[:1]
+    started.clear()
+    assert devices.names() == ("/device:CPU:0",)
+
+
+@pytest.fixture
+def card_of_xla(monkeypatch):
+    """A card whose abilities TensorFlow knows; what is compiled for it is compiled for the CPU."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
+    details = {"compute_capability": (8, 0)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda card: details)
+    monkeypatch.setattr(devices, "names", lambda: ("/device:CPU:0",))
+    devices._has_compiled.cache_clear()
+    yield details
+    devices._has_compiled.cache_clear()
+
+
+def test_cards_are_compiled_for_if_something_small_was(card_of_xla):
+    assert devices.compiles_for("/device:GPU:0")
+    card_of_xla.clear()
+    assert not devices.compiles_for("/device:GPU:0")
+
+
+def test_cards_for_which_nothing_compiles_are_told_of_once(card_of_xla, monkeypatch):
+    def broken(*_, **__):
+        def call(_):
+            raise tf.errors.InternalError(None, None, "libdevice not found at ./libdevice.10.bc\nmore")
+
+        return call
+
+    monkeypatch.setattr(tf, "function", broken)
+    with pytest.warns(UserWarning, match=r"op by op. TensorFlow says: libdevice not found at \S+$"):
+        assert not devices.compiles_for("/device:GPU:0")
+    assert not devices.compiles_for("/job:localhost/replica:0/task:0/device:GPU:1")

@@ -7,6 +7,7 @@ import pytest
 from machines import CARDS
 
 import colonnade as cn
+from colonnade.hardware import layout
 from colonnade.hardware.cards import Card
 from colonnade.hardware.layout import Request, leased, plan
 
@@ -97,6 +98,15 @@ def test_plan_refuses_without_cards(settings, says):
     assert says in refused((), **settings)[1]
 
 
+def test_an_op_has_one_thread_where_every_core_has_a_device(monkeypatch):
+    monkeypatch.setattr(layout, "cores", lambda: 4)
+    assert [plan(Request(virtual=n), ()).threads for n in (None, 1, 3, 4, 8)] == [None] * 3 + [(1, 0)] * 2
+    assert plan(Request(virtual=8, threads=(4, 2)), ()).threads == (4, 2)
+    monkeypatch.setattr(layout, "cores", lambda: 1)
+    assert plan(Request(virtual=1), ()).threads is None  # one device is TensorFlow's own
+    assert plan(Request(virtual=2, devices=(0,)), CARDS).threads is None
+
+
 def test_a_limit_on_the_cpu_is_kept_for_each_part():
     assert plan(Request(virtual=3, memory=512), ()).parts == ((512,) * 3,)
 
@@ -113,12 +123,15 @@ def test_a_limit_is_checked_on_the_cards_that_are_used():
         ({}, {}, {}),
         ({}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 3}),
         ({"virtual": 2}, {"COLONNADE_VIRTUAL": "3"}, {"virtual": 2}),
-        # Of half a card a tenth is left to CUDA, which takes memory in every process.
-        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.45}),
+        # Of a card of 16 GiB, or half of it, a tenth or 1 GiB is left to CUDA, whichever is more: it takes
+        # memory in every process. Of little, TensorFlow has half.
+        ({}, {"COLONNADE_MEMORY": "1"}, {"memory": 0.9}),
+        ({}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 0.4375}),
+        ({}, {"COLONNADE_MEMORY": "0.0625"}, {"memory": 0.03125}),
         ({}, {"COLONNADE_MEMORY": "4096"}, {"memory": 4096}),
         ({"memory": 4096}, {"COLONNADE_MEMORY": "0.5"}, {"memory": 4096}),
         # Half a card was leased, so two devices on it share it.
-        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.225}),
+        ({"virtual": 2}, {"COLONNADE_MEMORY": "0.5"}, {"virtual": 2, "memory": 0.21875}),
     ],
 )
 def test_what_was_leased_stands_in_for_what_is_left_open(settings, environment, expected):

@@ -164,6 +164,41 @@ def clipped_by_hand():
     return made, (FLAT, TARGET)
 
 
+class Counts(Guide):
+    """How many examples it has seen, of which a slice has only some."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = self.add_weight(
+            shape=(), dtype="int64", initializer="zeros", trainable=False, name="seen"
+        )
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.seen.assign_add(ops.shape(data[0])[0])
+        return logs
+
+
+def counted_examples():
+    made = Counts()
+    made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made, (FLAT, TARGET)
+
+
+class Largest(Guide):
+    """Trains what one device does, and tells of more."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "largest": ops.max(ops.abs(self(data[0])))}
+
+
+def largest_in_the_logs():
+    made = Largest()
+    made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made, (FLAT, TARGET)
+
+
 # By name: the program, and what is said.
 REFUSED = {
     "clipping by hand": (clipped_by_hand, "makes of gradients what.*global_clipnorm"),
@@ -171,9 +206,11 @@ REFUSED = {
     "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
     "tensordot over the batch": (tensordot, "lets examples influence each other"),
     "add_loss of a root": (added_root, "add_loss='adds.*is not the mean"),
-    "contrastive loss in a train_step": (contrastive, "train_step='Contrastive'.*influence each other"),
+    "contrastive loss in a train_step": (contrastive, "train_step='Contrastive'.*override compute_loss"),
     "sum in a train_step": (sum_in_a_step, "train_step='SumStep': is a sum over the examples"),
     "apply in a branch": (applied_in_a_branch, "inside a loop, a branch or a tf.function"),
+    "examples counted in a train_step": (counted_examples, "seen': is given what is no mean"),
+    "a maximum in the logs": (largest_in_the_logs, r"log\['largest'\].*leave it out of the logs"),
     "fixed batch size": (fixed_batch_size, r"slice of 4.*refused\.py.*ops\.reshape"),
 }
 

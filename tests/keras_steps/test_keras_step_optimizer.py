@@ -46,7 +46,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")  # of the spare weight, by Keras itself
 @pytest.mark.parametrize("variables", ["shared", "mirrored", "partitioned"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -113,3 +113,68 @@ def test_a_step_of_the_instance_is_run_too():
     made.compile("sgd", "mse")
     made.train_step = lambda data: {"answer": tf.constant(42.0)}
     assert cn.fit(made, X, Y, devices=2, verbose=0).history == {"answer": [42.0]}
+
+
+class Tells(Stepped):
+    """Logs that are no tensors, and variables."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.assign_add(1)
+        return {"half": 0.5, **logs, "steps": self.steps, "rate": self.optimizer.learning_rate}
+
+
+def test_logs_may_be_numbers_and_variables():
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 4})):
+        keras.utils.set_random_seed(0)
+        made = Tells()
+        made.compile(keras.optimizers.SGD(0.1))
+        both.append(fit(made, X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, **more).history)
+    assert both[0].keys() == both[1].keys()
+    assert both[1]["steps"] == [3, 6]
+    for name, expected in both[0].items():
+        np.testing.assert_allclose(both[1][name], expected, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # so says Keras itself
+def test_what_a_generator_leaves_out_is_none_as_with_keras():
+    """Keras says None by an Optional, which its own steps do not see."""
+
+    def batches(*more):
+        for start in range(0, 12, 4):
+            yield X[start : start + 4], *more
+
+    both = []
+    for fit, options in ((keras.Model.fit, {}), (cn.fit, {"devices": 2})):
+        keras.utils.set_random_seed(0)
+        made = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
+        made.compile("sgd", lambda y, p: ops.mean((p - y) ** 2))
+        of_loss = fit(made, batches(Y[:4], None), shuffle=False, verbose=0, **options).history["loss"]
+        seen = []
+
+        class Own(keras.Model):
+            def __init__(self, net):
+                super().__init__()
+                self.net = net
+
+            def train_step(self, data, seen=seen):
+                seen.append(data[1])
+                with tf.GradientTape() as tape:
+                    loss = ops.mean(self.net(data[0]) ** 2)
+                variables = self.trainable_variables
+                self.optimizer.apply(tape.gradient(loss, variables), variables)
+                return {"loss": loss}
+
+        own = Own(made)
+        own.compile("sgd")
+        of_step = fit(own, batches(None), shuffle=False, verbose=0, **options).history["loss"]
+        both.append([of_loss, of_step])
+        assert seen
+        assert all(each is None for each in seen)
+        assert len(seen) < 9  # not traced for every batch
+    np.testing.assert_allclose(both[1], both[0], rtol=1e-5)

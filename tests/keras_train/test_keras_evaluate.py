@@ -122,6 +122,11 @@ def test_validation_inside_fit_runs_on_all_devices_and_is_that_of_keras():
         np.testing.assert_allclose(both[1][name], both[0][name], rtol=1e-5, err_msg=name)
 
 
+class Makes(keras.Model):
+    def make_predict_function(self, force=False):
+        return None
+
+
 def test_mistakes():
     with pytest.raises(cn.InvalidArgument, match="is not compiled"):
         cn.evaluate(two_outputs(), X, Y, devices=2)
@@ -132,6 +137,10 @@ def test_mistakes():
     flat = keras.Sequential([keras.Input([6]), keras.layers.Lambda(ops.mean)])
     with pytest.raises(cn.InvalidArgument, match="is a number for a slice"):
         cn.predict(flat, X, devices=2, verbose=0)
+    with pytest.raises(cn.InvalidArgument, match=r"prove='maybe'(.|\n)*where nothing is cut"):
+        cn.predict(flat, X, devices=2, verbose=0, prove="maybe", split=[0], per_device=True)
+    with pytest.raises(cn.InvalidArgument, match="a make_predict_function of its own"):
+        cn.predict(Makes(), X, devices=2)
 
 
 def test_losses_of_outputs_are_those_of_keras_where_batches_differ_in_size():
@@ -143,3 +152,123 @@ def test_losses_of_outputs_are_those_of_keras_where_batches_differ_in_size():
     options = {"batch_size": 10, "verbose": 0, "return_dict": True}
     expected, found = made.evaluate(x, y, **options), cn.evaluate(made, x, y, devices=2, **options)
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+class Keeps(keras.layers.Layer):
+    """Changes states whenever it is called, and draws numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.calls = keras.metrics.Mean("seen"), self.add_weight(shape=(), initializer="zeros")
+        self.noise = keras.layers.Dropout(0.5)
+
+    def call(self, x):
+        self.add_loss(ops.mean(x**2))
+        self.calls.assign_add(1.0)
+        self.seen.update_state(ops.mean(x))
+        return x + 1e-20 * self.noise(ops.ones_like(x), training=True)
+
+
+def test_what_layers_keep_in_evaluation_is_kept():
+    found = []
+    for evaluate, predict in (
+        (keras.Model.evaluate, keras.Model.predict),
+        (partial(cn.evaluate, devices=4), partial(cn.predict, devices=4)),
+    ):
+        made = model(Keeps())
+        logs = evaluate(made, X, Y, batch_size=10, verbose=0, return_dict=True)
+        predict(made, X, batch_size=10, verbose=0)
+        found.append([logs["seen"], logs["loss"], made.layers[1].calls.numpy()])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    assert found[0][2] == 6
+
+
+class Unsure(keras.layers.Dropout):
+    def call(self, x, training=False):
+        return super().call(x, training=True)
+
+
+def test_predictions_with_random_numbers_differ_from_call_to_call():
+    """As where dropout in prediction tells how sure a model is; devices draw numbers of their own."""
+    made = keras.Sequential([keras.Input([6]), Unsure(0.5)])
+    same = np.ones([8, 6], "float32")
+    first, second = (cn.predict(made, same, devices=2, verbose=0) for _ in range(2))
+    assert (first != second).any()
+    assert (first[:4] != first[4:]).any()
+
+
+class Counted(keras.layers.Layer):
+    """Counts how often Python comes by: traces."""
+
+    count = 0
+
+    def call(self, x):
+        Counted.count += 1
+        return x
+
+
+def test_a_second_call_traces_nothing_and_leaves_keras_its_own_traces():
+    """As in sampling callbacks, and in loops that predict and train in turns."""
+    made = model(Counted())
+
+    def all_of_it(start):
+        x, y = X[start : start + 8], Y[start : start + 8]
+        cn.evaluate(made, x, y, 8, devices=2, verbose=0)
+        cn.predict(made, x, 8, devices=2, verbose=0)
+        cn.train_on_batch(made, x, y, devices=2, prove="warn")
+        cn.test_on_batch(made, x, y, devices=2)
+        made.predict(x, verbose=0)
+        made.evaluate(x, y, verbose=0)
+
+    all_of_it(0)  # makes metrics, after which Keras's steps and those of evaluations are others
+    all_of_it(0)
+    before = Counted.count
+    all_of_it(8)
+    cn.fit(made, X[:8], Y[:8], devices=2, prove="warn", verbose=0)
+    assert Counted.count == before
+
+
+class Looks(keras.callbacks.Callback):
+    """Evaluates and predicts while the model is trained, with other devices than the training has."""
+
+    def __init__(self, evaluate, predict):
+        super().__init__()
+        self.evaluate, self.predict, self.seen, self.validated = evaluate, predict, [], None
+
+    def on_test_begin(self, logs=None):
+        self.validated = type(self.model.test_function).__name__
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += [*self.evaluate(self.model, X[:12], Y[:12], batch_size=12, verbose=0)]
+        self.seen += [*self.predict(self.model, X[:12], batch_size=12, verbose=0)[0]]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += [logs["loss"], logs["val_loss"]]
+
+
+def test_a_callback_may_evaluate_and_predict_and_validation_stays_on_all_devices():
+    found = []
+    for fit, evaluate, predict in (
+        (keras.Model.fit, keras.Model.evaluate, keras.Model.predict),
+        (partial(cn.fit, devices=3), partial(cn.evaluate, devices=2), partial(cn.predict, devices=4)),
+    ):
+        made, looks = model(), Looks(evaluate, predict)
+        given = X[:12], Y[:12]
+        fit(made, *given, 12, 2, shuffle=False, verbose=0, validation_data=given, callbacks=[looks])
+        found.append(looks.seen)
+    assert (looks.validated, made.test_function) == ("ScoreStep", None)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_arguments_come_in_the_places_that_keras_has_for_them():
+    heard, made = [], model()
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: heard.append(batch),
+        on_test_batch_end=lambda batch, logs: heard.append(batch),
+        on_predict_batch_end=lambda batch, logs: heard.append(batch),
+    )
+    options = {"devices": 2, "verbose": 0, "callbacks": [count], "prove": False}
+    cn.fit(made, X[:8], Y[:8], 4, 2, **options)
+    cn.evaluate(made, X[:8], Y[:8], 8, **options)
+    cn.predict(made, X[:6], 2, **options)
+    assert heard == [0, 1, 0, 1, 0, 0, 1, 2]

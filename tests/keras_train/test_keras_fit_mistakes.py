@@ -87,6 +87,17 @@ def test_an_output_that_is_not_one_for_each_example_is_refused(result, says):
     cn.fit(Returns(result), X, Y, devices=1, verbose=0)
 
 
+def test_a_model_that_returns_nothing_is_refused_where_something_is_wanted():
+    made = Returns(lambda _: None)
+    cn.fit(made, X, Y, devices=2, verbose=0)  # its loss needs no prediction
+    with pytest.raises(cn.InvalidArgument, match="is what its call returns"):
+        cn.predict(made, X, devices=2, verbose=0)
+    made.compile("sgd", "mse")
+    for run in (cn.fit, cn.evaluate):
+        with pytest.raises(cn.InvalidArgument, match="is what its call returns"):
+            run(made, X, Y, devices=2, verbose=0)
+
+
 def trained(fit, made, **options):
     keras.utils.set_random_seed(1)
     history = fit(made, X, Y, epochs=3, batch_size=6, shuffle=False, verbose=0, **options).history

@@ -15,7 +15,7 @@ class Own(keras.Sequential):
 def steps(made, devices=2, **options):
     how = How.chosen("here", devices, None, "auto", True, **options)
     assert list(how.problems(made)) == []
-    return ModelSteps.of(made, how, "here", print)
+    return ModelSteps(made, how, print)
 
 
 def compiled(kind=keras.Sequential):
@@ -35,8 +35,10 @@ def test_the_step_is_chosen_by_the_model_and_by_how_it_is_trained():
 def test_steps_are_used_again_for_the_same_and_only_for_that():
     made = compiled()
     first = steps(made)
-    first.keep(made)
-    assert steps(made).train is first.train
+    used = first.train, first.test, first.predict
+    first.keep()
+    again = steps(made)
+    assert (again.train, again.test, again.predict) == used
     assert steps(made, devices=3).train is not first.train
     assert steps(made, per_device=True).train is not first.train
     made.compile("sgd", "mse")

@@ -1,5 +1,7 @@
 """Loops by hand over batches, against Keras's own."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -65,6 +67,31 @@ def test_a_second_call_traces_nothing_nor_does_a_fit_after_it():
     assert Counted.count == before
     assert int(made.optimizer.iterations) == 5
     assert made.train_function is None
+
+
+def test_a_loop_with_any_options_traces_once_and_goes_on_where_it_was():
+    """Local replicas are joined every second step: the step between must find them as they were."""
+    ours, sync = model(), cn.LocalSGD(2)
+    for start in (0, 10, 20):
+        x, y = X[start : start + 10], Y[start : start + 10]
+        if start == 20:
+            before = Counted.count, vars(ours)["_colonnade_steps"][0].step
+        cn.train_on_batch(ours, x, y, devices=2, sync=sync, variables="mirrored", prove="warn")
+        cn.test_on_batch(ours, x, y, devices=2)
+    assert (Counted.count, vars(ours)["_colonnade_steps"][0].step) == before
+
+
+def test_tables_of_pandas_are_taken_as_keras_takes_them():
+    pandas = pytest.importorskip("pandas")
+    found = []
+    for train, test in (
+        (keras.Model.train_on_batch, keras.Model.test_on_batch),
+        (partial(cn.train_on_batch, devices=2), partial(cn.test_on_batch, devices=2)),
+    ):
+        made = model()
+        x, y = pandas.DataFrame(X[:10]), pandas.Series(Y[:10])
+        found.append([*train(made, x, y), *test(made, x, y)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
 def test_mistakes_are_told():

@@ -1,8 +1,10 @@
 """Machines that are killed, hang or are told to end: the others notice and end, and nothing is lost."""
 
 import ast
+import signal
 
 import numpy as np
+import pytest
 from fresh import ROOT, forked
 from together import run_on_machines
 
@@ -60,3 +62,34 @@ def test_data_that_end_sooner_on_one_machine_are_told(tmp_path):
         assert one.code == 1
         assert "m1 has come to the end of its data, and m0 trains on" in one.err
     assert saved(tmp_path) == []
+
+
+def test_data_that_fail_on_one_machine_are_told_by_it_and_nobody_starts_again(tmp_path):
+    ended = run_on_machines("failing", tmp_path, [1, 1])
+    assert [one.code for one in ended] == [1, 1], ended[0].err[-2000:]
+    assert "a file is broken" in ended[1].err
+    assert "m1 failed: InvalidArgumentError" in ended[0].err
+
+
+def test_sigterm_ends_a_machine_that_trains_nothing(tmp_path):
+    """TensorFlow's server would take it, and the program would go on."""
+    first, last = run_on_machines("told", tmp_path, [1, 1])
+    assert (first.code, last.code) == (RESUMABLE, -15)
+    assert "m1 has ended" in first.err
+
+
+@pytest.mark.long
+def test_a_port_that_is_taken_asks_for_another_start(tmp_path):
+    first, last = run_on_machines("taken", tmp_path, [1, 1], COLONNADE_JOIN_SECONDS="8")
+    assert last.code == RESUMABLE
+    assert "TensorFlow's server of m1 did not start" in last.err
+    assert first.code == -signal.SIGALRM  # TensorFlow waits for the other, with Python locked
+
+
+@pytest.mark.long
+def test_an_op_that_never_ends_is_noticed_while_python_goes_on(tmp_path):
+    """All machines are in the same step then, and none of them is silent."""
+    first, last = run_on_machines("stuck", tmp_path, [1, 1])
+    assert (first.code, last.code) == (RESUMABLE, RESUMABLE)
+    assert first.when - told(last, "now") < 5.0 + 2.0  # beats, and the look at them
+    assert "no machine ends its step" in first.err

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from colonnade.run.machines.same_batch import SAMPLE, digest
+from colonnade.run.batch.split import Arguments
+from colonnade.run.machines.same_batch import SAMPLE, digest, kind_of
 
 DRAW = np.random.default_rng(0)
 BATCHES = {
@@ -65,3 +66,15 @@ def test_what_is_not_a_number_is_equal_to_itself():
     batch = np.full((4, 2), np.nan, "float32")
     assert told(batch) == told(batch.copy())
     assert all(0 <= part < 2**16 for part in told(batch))
+
+
+def test_batches_are_of_one_kind_whatever_they_hold():
+    def kind(*tensors):
+        return kind_of(Arguments(tensors, {}, ["x", "y"][: len(tensors)]).tensors)
+
+    x = tf.zeros([4, 3])
+    assert kind(x) == kind(x + 1) > 0
+    others = [kind(tf.zeros([5, 3])), kind(tf.zeros([4, 2])), kind(tf.zeros([4, 3], tf.float64)), kind(x, x)]
+    assert len({kind(x), *others}) == 5
+    ragged = tf.ragged.constant([[1, 2], [3]])
+    assert kind(ragged) != kind(tf.zeros([2, 2], tf.int32))

@@ -17,11 +17,11 @@ DEVICES = ["/device:CPU:0", "/device:CPU:1"]
 X = tf.constant([1.0, 2.0, 6.0])
 
 
-def on_two(step, metrics=()):
+def on_two(step, metrics=(), **options):
     """The results of replicas with 2 and 1 of three examples; the first has the variables themselves."""
 
     def replica(x, positions):
-        scope = ReplicaScope(x.shape[0], 3, positions)
+        scope = ReplicaScope(x.shape[0], 3, positions, **options)
         with remembered(), scope.entered(metrics):
             result = step(x)
         return result, [gradient for _, gradient in scope.gradients]
@@ -69,17 +69,57 @@ def test_rows_of_a_table_are_those_of_all_examples_in_their_order():
         np.testing.assert_allclose(gradient.values[:, 0], [1 * 2 / 3, 2 * 2 / 3, 6 / 3])
 
 
-def test_rows_that_are_not_those_of_examples_are_refused():
-    table = keras.Variable(np.zeros([7, 1], "float32"), name="positions")
+def rows_of(kind, indices=lambda x: tf.range(3), shape=(3,), **options):
+    """What an optimizer is given of a table that each slice of some examples reads in so many rows."""
+    table = keras.Variable(np.zeros([7, 1], "float32"), name="table")
     optimizer = keras.optimizers.SGD(1.0)
     optimizer.build([table])
 
     def step(x):
-        optimizer.apply([tf.IndexedSlices(tf.ones([3, 1]), tf.range(3), tf.constant([7, 1]))], [table])
+        ids = indices(x)
+        optimizer.apply([tf.IndexedSlices(tf.ones([tf.size(ids), 1]), ids, tf.constant([7, 1]))], [table])
         return tf.constant(0)
 
-    with pytest.raises(InvalidArgument, match=r"positions.*has a sparse gradient"):
-        on_two(step)
+    found = on_two(step, lookups=lambda ids: [(ids, kind, shape)], **options)
+    for _, (gradient,) in found:
+        np.testing.assert_array_equal(gradient.indices, found[0][1][0].indices)
+    return gradient.indices.numpy().tolist(), gradient.values[:, 0].numpy().tolist()
+
+
+def test_rows_are_those_of_one_device_whoever_looked_them_up():
+    """A table that is read at fixed rows has each of them once, and with the mean of the gradients."""
+    mean = pytest.approx([1.0, 1.0, 1.0])
+    assert rows_of("same", known={0: False}) == ([0, 1, 2], mean)
+    assert rows_of("once") == ([0, 1, 2], mean)
+    # Other rows, and another number of them, for each slice: one slice after the other.
+    rows, values = rows_of("own", lambda x: tf.cast(tf.boolean_mask(x, x > 1), tf.int32), None)
+    assert rows == [2, 6]
+    assert values == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_rows_of_which_nobody_can_tell_whose_they_are_are_refused():
+    with pytest.raises(InvalidArgument, match=r"table.*is looked up in several ways"):
+        rows_of("mixed")
+
+
+def test_tokens_count_as_in_the_whole_batch_and_numbers_that_are_fixed_stay():
+    tokens, steps, mine = keras.metrics.Sum(), keras.metrics.Sum(), keras.metrics.Mean()
+
+    def step(x):
+        tokens.update_state(tf.repeat(x, 2))  # two for each example
+        steps.update_state(1)
+        steps.update_state(tf.constant(1))
+        mine.update_state(1.0, sample_weight=keras.ops.shape(x)[0])
+        unasked(x)
+        return tf.constant(0)
+
+    def unasked(x):
+        mine.update_state(1.0, sample_weight=x.shape[0])  # is None to Keras
+
+    on_two(step, [tokens, steps, mine], known={1: False})
+    assert float(tokens.result()) == 2 * (1 + 2 + 6)
+    assert float(steps.result()) == 2
+    assert float(mine.count) == 3 + 1
 
 
 def test_metrics_are_given_what_the_whole_batch_gives():

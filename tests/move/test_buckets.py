@@ -58,6 +58,7 @@ def test_which_gradients_can_be_cut():
     )
 
 
-def test_tensors_of_one_dtype_are_together_the_last_first():
+def test_tensors_of_one_dtype_are_together_as_they_are_made_or_the_last_first():
     tensors = [tf.ones([]), tf.ones([], tf.float64), tf.ones([]), tf.ones([])]
     assert by_dtype(tensors, [0, 1, 2]) == [[2, 0], [1]]
+    assert by_dtype(tensors, [0, 1, 2, 3], made=[5, 7, 9, 6]) == [[0, 3, 2], [1]]

@@ -1,7 +1,9 @@
 """The values of `reduce=`: which is chosen, and what each does not go with."""
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import colonnade as cn
 from colonnade.hardware import devices as hardware
@@ -71,7 +73,26 @@ def test_what_has_no_meaning_is_refused(options, words):
 
 
 def test_local_training_joins_along_a_tree():
-    cn.Trainer(lambda x: x, keras.optimizers.SGD(), devices=2, reduce="tree", sync=cn.DiLoCo(2))
+    w, batch = tf.Variable([1.0, 2.0]), np.arange(16, dtype="float32").reshape(8, 2)
+
+    def loss(x):
+        return tf.reduce_sum((x - w) ** 2, axis=1)
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=4, reduce="tree", sync=cn.DiLoCo(2))
+    centre, speed = np.array([1.0, 2.0]), np.zeros(2)
+    for _ in range(2):  # joins, each after two local steps
+        for _ in range(2):
+            trainer.train_on_batch(batch)
+        own = [centre.copy() for _ in range(4)]
+        for _ in range(2):
+            own = [
+                mine - 0.1 * 2 * (mine - part.mean(0))
+                for mine, part in zip(own, np.split(batch, 4), strict=True)
+            ]
+        moved = centre - np.mean(own, axis=0)
+        speed = 0.9 * speed - 0.7 * moved
+        centre = centre + 0.9 * speed - 0.7 * moved
+    np.testing.assert_allclose(w.numpy(), centre, rtol=1e-5)
 
 
 @pytest.mark.parametrize("home", ["shared", "partitioned"])

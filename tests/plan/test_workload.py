@@ -6,13 +6,15 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
+from colonnade.run.plan import graph_time
 from colonnade.run.plan import workload as module
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "SECONDS", 0.02)
-    monkeypatch.setattr(module, "ROUNDS", 2)
+    for timed in (module, graph_time):
+        monkeypatch.setattr(timed, "SECONDS", 0.02)
+        monkeypatch.setattr(timed, "ROUNDS", 2)
 
 
 def network():
@@ -54,8 +56,9 @@ def test_a_model_is_measured_layer_by_layer_and_is_as_it_was():
     )
     assert work.slots >= 2 * work.parameters
     assert work.update > 0
-    assert work.overhead > 0
+    assert work.overhead >= 0
     assert 0 < work.cores < 64
+    assert all(0 < timing.gain < 64 for timing in work.layers[0].timings)
     # 2 x inputs x outputs for each dense layer, at least.
     assert work.flops >= 2 * (8 * 16 + 16 * 4)
     for now, then in zip(model.variables, before, strict=True):
@@ -82,7 +85,8 @@ def test_sparse_gradients_are_counted_by_their_rows():
     def loss(ids):
         return tf.reduce_sum(tf.gather(table, ids) * w, axis=[1, 2])
 
-    work = cn.workload(loss, keras.optimizers.SGD(), tf.zeros([16, 3], tf.int32), memory=False)
+    # Adam makes dense gradients of them, for which it must know their shapes.
+    work = cn.workload(loss, keras.optimizers.Adam(), tf.zeros([16, 3], tf.int32), memory=False)
     (whole,) = work.layers
     assert (whole.parameters, whole.sparse) == (16_016, 16_000)
     assert whole.rows in (3 * (16 + 4), 3 * (16 + 8))

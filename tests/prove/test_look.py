@@ -50,6 +50,31 @@ def test_variables_are_put_back_and_random_numbers_are_known():
     np.testing.assert_array_equal(generator.state.numpy(), before)
 
 
+def test_no_more_is_run_than_explains_the_differences():
+    """A difference beyond all rounding needs none; a small one the first runs; one in between all of them."""
+    rest = float(total(X)) - 0.125
+
+    def cancelled(x):
+        return total(x) - rest
+
+    def counted(difference):
+        runs = []
+        found = look(cancelled, np.float32(float(cancelled(X)) + difference))
+        alone = found.alone
+
+        def counting(given):
+            runs.append(given)
+            return alone(given)
+
+        object.__setattr__(found, "alone", counting)
+        return [row.equal for row in found.rows], len(runs)
+
+    assert counted(0.0) == ([True], 1)
+    assert counted(1e-6) == ([True], 4)  # another order, and digits moved twice: the first time to no effect
+    assert counted(1e-4) == ([False], 5)  # digits moved three times
+    assert counted(0.1) == ([False], 1)
+
+
 def test_floats_in_halves_are_allowed_what_halves_lose():
     def halves(x):
         return tf.cast(total(tf.cast(x, tf.bfloat16)), tf.float32)

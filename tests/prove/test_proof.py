@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
-from colonnade.run.engine.traces import not_frozen
 from colonnade.run.prove.proof import InSlices
 from colonnade.run.step.objective import Objective, Weighted
+from colonnade.run.trace.keras_owner import not_frozen
 
 X = np.random.default_rng(0).normal(size=(11, 3)).astype("float32")
 IDS = np.array([0, 1, 1, 4, 2, 0, 3, 3, 3, 1, 0])

@@ -84,23 +84,56 @@ def test_what_is_documented_to_differ_is_let_go_and_said(capsys):
     assert [line.partition(":")[0] for line in said] == [
         "proved on the first batch, without the statistics of the slices of training",
         "proved on the first batch, without the random numbers of training",
-        "not proved on the first batch",
+        "proved on the first batch, without the random numbers of training",
         "proved on the first batch",
     ]
     assert norm.trainable
 
 
-def test_what_a_person_would_see_twice_is_not_run_again(capfd):
-    w = variable()
+def test_random_numbers_hide_no_mistake_and_those_of_a_loop_are_warned_of():
+    dense, dropout = keras.layers.Dense(4), keras.layers.Dropout(0.5)
+
+    def total(x):
+        return tf.reduce_sum((dropout(dense(x), training=True) - 1) ** 2)
+
+    def drawn_in_a_loop(x):
+        def body(i, noise):
+            return i + 1, noise + tf.random.normal(tf.shape(x))
+
+        _, noise = tf.while_loop(lambda i, _: i < 2, body, (0, tf.zeros_like(x)))
+        return tf.reduce_mean((dense(x) - noise) ** 2, axis=1)
+
+    with pytest.raises(cn.InvalidArgument, match="is a sum over the examples"):
+        fit(total, progress=False)
+    with pytest.warns(UserWarning, match="not proved on the first batch: it draws random numbers"):
+        fit(drawn_in_a_loop, progress=False)
+
+
+def test_what_prints_is_looked_at_without_a_word_and_what_calls_python_not_at_all(capfd):
+    w, called = variable(), []
 
     def loud(x):
         tf.print("here")
         return tf.reduce_sum((x * w) ** 2, axis=1)
 
+    def loud_sum(x):
+        tf.cond(x[0, 0] > 0, lambda: tf.print("here"), lambda: tf.print("there"))
+        return tf.reduce_sum((x * w) ** 2)
+
+    def calls(x):
+        tf.numpy_function(lambda: called.append(1), [], [])
+        return tf.reduce_sum((x * w) ** 2, axis=1)
+
     fit(loud)
     captured = capfd.readouterr()
     assert captured.err.count("here") == 2 * 2  # two steps on two devices
-    assert "not proved on the first batch: the loss prints" in captured.out
+    assert "proved on the first batch: largest difference" in captured.out
+    with pytest.raises(cn.InvalidArgument, match="is a sum over the examples"):
+        fit(loud_sum, progress=False)
+    assert "here" not in capfd.readouterr().err
+    with pytest.warns(UserWarning, match="not proved on the first batch: it calls Python"):
+        fit(calls, progress=False)
+    assert len(called) == 2 * 2
 
 
 def test_other_values_are_refused():

@@ -17,7 +17,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.cards import Card
 from colonnade.hardware.probes import collective, watchdog
 from colonnade.run.move.reduce import reduce, spread
-from colonnade.run.selftest import movement, selftest
+from colonnade.run.selftest import children, movement, selftest
 from colonnade.run.selftest import report as reports
 
 
@@ -102,7 +102,7 @@ def test_a_collective_is_asked_for_on_cards(monkeypatch, ring):
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring, printed=lines))
     assert collective.ask_cards(3, 1)[1] == "2.21.5+cuda12.5"
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
-    monkeypatch.setattr(hardware, "visible_cards", lambda: (CARD,) * 3)
+    monkeypatch.setattr(hardware, "visible_cards", lambda: SEVERAL)
     result = outcome("placed adds and NCCL")
     assert (result.state, result.figures["version"]) == ("passed", "2.21.5+cuda12.5")
     monkeypatch.setattr(collective, "ask", lambda *_, **__: watchdog.Answer(ring))
@@ -113,6 +113,7 @@ def test_a_collective_is_asked_for_on_cards(monkeypatch, ring):
 
 
 CARD = Card(0, "GPU-1", "00000000:01:00.0", "a card", 16 * GIB, free=15 * GIB)
+SEVERAL = tuple(replace(CARD, index=i, uuid=f"GPU-{i}") for i in range(3))
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def answers(monkeypatch):
     def give(answer, card=CARD):
         monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
         monkeypatch.setattr(hardware, "visible_cards", lambda: (card,))
-        monkeypatch.setattr(movement, "ask", lambda *_, **__: answer)
+        monkeypatch.setattr(children, "ask", lambda *_, **__: answer)
 
     return give
 
@@ -154,9 +155,10 @@ def test_the_memory_limit_of_a_card_that_cannot_tell_does_not_apply(answers, cha
 
 
 def test_cards_that_let_one_process_in_are_not_asked_for_by_a_second(monkeypatch):
-    alone = replace(CARD, mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+    alone = [replace(card, mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS) for card in SEVERAL]
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
-    monkeypatch.setattr(hardware, "visible_cards", lambda: (alone,) * 3)
+    monkeypatch.setattr(hardware, "visible_cards", lambda: tuple(alone))
     for name in ("placed adds and NCCL", "memory limit and NVML"):
         result = outcome(name)
         assert (result.state, result.found) == ("not applicable", movement.ALONE)
+    assert outcome("set-up").found.endswith("; in exclusive-process mode")

@@ -7,8 +7,8 @@ import tensorflow as tf
 from examined import CHECKS, DEVICES, private
 
 from colonnade.hardware import devices as hardware
+from colonnade.run.selftest import children, selftest
 from colonnade.run.selftest import report as reports
-from colonnade.run.selftest import selftest
 from colonnade.run.selftest.verdict import SelfCheck, Verdict
 
 CHEAP = ("set-up", "split", "gradients", "placed adds", "copies")
@@ -65,7 +65,10 @@ def test_what_is_set_up(monkeypatch, cards, asked):
     monkeypatch.setattr(hardware, "started", lambda: False)
     monkeypatch.setattr(hardware, "visible_cards", lambda: ("a card",) * cards)
     monkeypatch.setattr(hardware, "setup", lambda **settings: said.append(settings))
+    first = []
+    monkeypatch.setattr(children, "ask_first", lambda shown: first.append((len(shown), len(said))))
     selftest.start()
+    assert first == [(cards, 0)]  # before TensorFlow takes them
     assert said == [asked]
 
 

@@ -29,19 +29,22 @@ def cards(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)
     monkeypatch.setattr(hardware, "topology", lambda: Topology.uniform(3, "PIX"))
-    monkeypatch.setattr(summing, "ON_CARDS", 1000)
+    monkeypatch.setattr(summing, "ON_CARDS", 2000)
     monkeypatch.setattr(verdicts, "_key", lambda devices: "these cards")
     monkeypatch.setattr(collective, "refusals", lambda devices: ())
 
-    def answering(sums, version="2.21.5"):
-        said = [{"size": 1000, "sums": sums, "seconds": 1e-6}]
+    def answering(sums, version="2.21.5", short=None):
+        said = [
+            {"size": 1000, "sums": right(1000) if short is None else short, "seconds": 1e-6},
+            {"size": 2000, "sums": sums, "seconds": 1e-6},
+        ]
         monkeypatch.setattr(collective, "ask_cards", lambda *_: (watchdog.Answer(said), version))
 
     return answering
 
 
-def right():
-    return [collective.checksum(sum(collective.numbers(i, 1000) for i in range(3)))] * 3
+def right(size=2000):
+    return [collective.checksum(sum(collective.numbers(i, size) for i in range(3)))] * 3
 
 
 def test_what_passed_on_cards_is_told_and_remembered(cards):
@@ -49,15 +52,21 @@ def test_what_passed_on_cards_is_told_and_remembered(cards):
     result = outcome(NAME)
     assert result.state == "passed"
     assert "the links have 12" in result.found
-    # 2 (n - 1) / n of 4 000 bytes in a microsecond
-    assert result.figures["nccl"]["GB/s per card"] == pytest.approx(5.33)
+    # 2 (n - 1) / n of 8 000 bytes in a microsecond
+    assert result.figures["nccl"]["GB/s per card"] == pytest.approx(10.67)
     assert set(verdicts.recall(DEVICES)) == {"tree", "ring", "nccl"}
 
 
 def test_a_library_that_is_wrong_or_was_not_asked_is_no_choice_later(cards):
-    for sums, version in ((right()[:2], "2.21.5"), ([1, 2, 3], "2.21.5"), (right(), "")):
+    for sums, version, short in (
+        (right()[:2], "2.21.5", None),
+        ([1, 2, 3], "2.21.5", None),
+        (right(), "2.21.5", [1, 2, 3]),  # of a short message alone, for which it takes another way
+        (right(), "2.21.5", []),
+        (right(), "", None),
+    ):
         cards(right())
         assert outcome(NAME).state == "passed"
-        cards(sums, version)
+        cards(sums, version, short)
         assert "wrong: nccl" in fails(NAME)
         assert set(verdicts.recall(DEVICES)) == {"tree", "ring"}

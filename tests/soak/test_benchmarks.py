@@ -79,3 +79,14 @@ def test_sweep_gives_its_figures(tmp_path: Path) -> None:
     assert not done.returncode, done.stderr
     for text in ("an empty trial under 20 ms", "16 cards busy at least 95%", "idle between trials under 1 s"):
         assert text in done.stdout
+
+
+def test_machines_gives_ratios() -> None:
+    program = BENCHMARKS / "machines" / "main.py"
+    options = ["--quick", "--parts", "sums,memory"]
+    done = subprocess.run(
+        [sys.executable, str(program), *options], capture_output=True, text=True, timeout=300
+    )
+    assert not done.returncode, done.stderr
+    assert "a sum of 1 MB over 2 processes, TensorFlow against sockets" in done.stdout
+    assert re.search(r"memory of each process after 1000 steps .*PASS", done.stdout)

@@ -21,7 +21,9 @@ PREDICTED = Prediction(1.0, 8.0, 0.5, 100, 10, 5)
 NOUNS = {
     "workload": Workload.of(
         [
-            LayerCost("a", 1e9, 100, 50, 10, (Timing(1, 0.1, 0.2), Timing(8, 0.5, 1.0)), 4, 2, 10, 5, 1e8),
+            LayerCost(
+                "a", 1e9, 100, 50, 10, (Timing(1, 0.1, 0.2, 0.8), Timing(8, 0.5, 1.0)), 4, 2, 10, 5, 1e8
+            ),
             ("b", 2e9, 7),
         ],
         batch=8,

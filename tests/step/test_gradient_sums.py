@@ -120,7 +120,7 @@ def test_an_optimizer_sees_the_rows_that_one_device_has(name):
     assert_equal(model, plain(reference, OPTIMIZERS[name]()))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("home", "devices", "rows"),
     [

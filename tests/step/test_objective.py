@@ -70,6 +70,8 @@ def test_what_is_no_loss_is_refused(result, says):
 def test_a_gradient_is_finite_if_its_vital_number_is():
     bad = tf.constant([1.0, np.nan])
     assert np.isfinite(vital(tf.fill([9], tf.constant(60000.0, tf.float16))))
+    assert np.isfinite(vital(tf.constant([1e300], tf.float64)))  # which is no float32
+    assert not np.isfinite(vital(tf.constant([1e300, np.inf], tf.float64)))
     assert not np.isfinite(vital(bad))
     assert not np.isfinite(vital(tf.IndexedSlices(bad, tf.constant([0, 1]))))
     assert stacked([vital(None), vital(tf.ones(3))]).numpy().tolist() == [0.0, 3.0]
@@ -128,3 +130,18 @@ def test_a_gradient_that_only_slices_of_one_size_have(sync):
     with pytest.raises(cn.NotFinite) as caught:
         trainer.train_on_batch(np.full((3, 1), np.inf, "float32"))
     assert caught.value.variable in ("w:0", "extra:0")
+
+
+def test_gradients_are_made_from_the_last_layer_to_the_first_however_a_tape_lists_them():
+    """It lists variables as they were made: here from the middle to both ends."""
+    layers = [keras.layers.Dense(3, "tanh") for _ in range(12)]
+    for i in (6, 7, 5, 8, 4, 9, 3, 10, 2, 11, 1, 0):
+        layers[i].build([None, 3])
+    model = keras.Sequential([keras.Input([3]), *layers])
+    specs = Arguments((tf.TensorSpec([], tf.float64), tf.TensorSpec([6, 3])), {})
+    objective = Objective(lambda x: tf.reduce_mean(model(x), axis=1), specs, lambda loss: loss)
+    layer = {v.value.ref(): i for i, each in enumerate(model.layers) for v in each.trainable_variables}
+    listed = [layer[parameter.ref()] for parameter in objective.parameters]
+    first = sorted(range(len(listed)), key=objective.made.__getitem__)
+    assert [listed[i] for i in first] == sorted(listed, reverse=True)
+    assert listed[0] == 6

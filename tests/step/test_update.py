@@ -105,3 +105,19 @@ def test_keras_variables_are_updated_as_such():
     """They know their constraint."""
     known, own = keras.Variable([1.0]), tf.Variable([1.0])
     assert as_keras([known.value, own]) == [known, own]
+
+
+class Centralised(keras.optimizers.SGD):
+    """Does something with gradients before it applies them, where Keras's own step hands them over."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(g - tf.reduce_mean(g), v) for g, v in grads_and_vars])
+
+
+def test_an_apply_gradients_of_its_own_is_called_as_keras_calls_it():
+    variables, optimizer = parameters(), Centralised(0.1)
+    optimizer.build(variables)
+    update = Update(optimizer, variables, [tf.TensorSpec(v.shape) for v in variables])
+    update.call([tf.constant(g) for g in GRADIENTS], [c.tensor for c in update.captures])
+    for variable, before, gradient in zip(variables, parameters(), GRADIENTS, strict=True):
+        np.testing.assert_allclose(variable, before - 0.1 * (gradient - gradient.mean()), rtol=1e-6)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import colonnade as cn
 from colonnade.reason.simulator.staleness import race
 from colonnade.run.step import xla
+from colonnade.run.step.update import Update
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[31, 6]), RNG.normal(size=[31, 1])
@@ -161,3 +162,43 @@ def test_a_step_that_is_left_out_is_left_out(monkeypatch, compilations):
     bad[-1] = np.nan
     assert trainer.train_on_batch(bad).skipped
     np.testing.assert_array_equal(w.numpy(), before)
+
+
+def test_every_mirrored_copy_has_a_compiled_update_of_its_own(monkeypatch, compilations):
+    """As on cards: what one device makes of it, by one call on each device in place of many ops."""
+    calls = []
+    original = Update.at_once
+
+    def noted(self, rows, handles, device, copy=0):
+        calls.append((device, copy))
+        return original(self, rows, handles, device, copy)
+
+    monkeypatch.setattr(Update, "at_once", noted)
+    one = trained(monkeypatch, math.inf, OPTIMIZERS["average"](), devices=1)
+    assert not calls
+    several = trained(monkeypatch, 0, OPTIMIZERS["average"](), variables="mirrored")
+    assert set(calls) == {(f"/device:CPU:{i}", i) for i in range(3)}
+    assert len(compilations) == 1  # by XLA once for each device
+    for found, expected in zip(several[0], one[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_compiled_copy_waits_for_the_guard(monkeypatch, on_nan):
+    """Weight decay needs no gradient: it must not be there when the update is left out."""
+    monkeypatch.setattr(xla, "LARGE", 0)
+    w = tf.Variable(np.ones([6, 1]))
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5)
+    trainer = cn.Trainer(
+        lambda x: tf.squeeze(x @ w, 1), optimizer, devices=3, variables="mirrored", on_nan=on_nan
+    )
+    trainer.train_on_batch(X)
+    before = w.numpy()
+    bad = X.copy()
+    bad[20] = np.nan
+    if on_nan == "stop":
+        with pytest.raises(cn.NotFinite, match="CPU:1"):
+            trainer.train_on_batch(bad)
+    else:
+        trainer.train_on_batch(bad)
+    assert all(np.array_equal(own[0], before) for own in trainer.replicas())

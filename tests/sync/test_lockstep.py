@@ -229,7 +229,7 @@ def scaled(**options):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -270,6 +270,28 @@ def test_a_dynamic_loss_scale_moves_with_the_training(options):
     expected, moved = run(alone)
     assert scale == moved == 32.0
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def test_a_penalty_on_what_slices_make_of_a_variable_is_refused():
+    w, rate = tf.Variable(1.0), tf.Variable(0.5, trainable=False)
+    average = tf.Variable(0.0, trainable=False, name="average")
+    count = tf.Variable(0.0, trainable=False, name="count", aggregation=tf.VariableAggregation.SUM)
+
+    def loss(x):
+        rate.assign(0.9 * rate)  # the same everywhere
+        average.assign(tf.reduce_mean(x))
+        count.assign_add(1.0)
+        return x * w
+
+    def trainer(penalty, devices):
+        return cn.Trainer(loss, keras.optimizers.SGD(0.1), penalty=penalty, devices=devices)
+
+    with pytest.raises(cn.InvalidArgument, match=r"(?s)average:0': is changed.*count:0': is changed"):
+        trainer(lambda: average * w + count, 2).train_on_batch(tf.range(4.0))
+    trainer(lambda: average * w + count, 1).train_on_batch(tf.range(4.0))
+    w.assign(1.0), rate.assign(0.5)
+    trainer(lambda: rate * w, 2).train_on_batch(tf.range(4.0))
+    np.testing.assert_allclose(w, 1 - 0.1 * (1.5 + 0.45), rtol=1e-6)
 
 
 @pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])

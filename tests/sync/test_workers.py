@@ -8,7 +8,6 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
-from colonnade.run.move.reduce import star
 from colonnade.run.sync.workers import Replicas
 
 DEVICES = ("/device:CPU:0", "/device:CPU:1")
@@ -27,13 +26,13 @@ def replicas(mode):
 @pytest.mark.parametrize("mode", ["shared", "mirrored", "partitioned"])
 def test_they_compute_slices_and_update_every_copy(mode):
     w, workers = replicas(mode)
-    housed, order = workers.house(), star(2)
+    housed = workers.house()
     workers.bind(housed)
 
     @tf.function(autograph=False)
     def step():
-        shares, calls = workers.compute(Arguments((X,), {}), (2, 1), housed, [None], order)
-        sums = workers.reduced([share.gradients for share in shares], order)
+        shares, calls = workers.compute(Arguments((X,), {}), (2, 1), housed, [None])
+        sums = workers.reduced([share.gradients for share in shares])
         with tf.control_dependencies(calls):
             updates = workers.updated(sums, housed)
         with tf.control_dependencies(updates):

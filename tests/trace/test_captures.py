@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import ancestors, captures, nodes
+from colonnade.run.trace.captures import ancestors, captures
+from colonnade.run.trace.ops import nodes
 
 
 def of(fn, *specs):

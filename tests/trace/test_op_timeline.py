@@ -88,6 +88,29 @@ def test_waiting_fills_what_is_left():
         assert sum(event.seconds for event in own) == pytest.approx(timeline.span)
 
 
+def test_a_message_that_waits_for_a_slow_device_is_no_work_meanwhile():
+    """The gradients of two devices are added at once; that of the third comes late, and then the update."""
+    three = Places(["CPU:0", "CPU:1", "CPU:2"])
+    rows = [(f"replica_{i}_on_CPU_{i}/MatMul", "MatMul", 0.0, 9.0 if i == 2 else 1.0) for i in range(3)]
+    message = "reduction_0_from_CPU_1.CPU_2_to_CPU_0_bytes_64"
+    rows += [
+        (f"{message}/add", "AddV2", 1.0, 1.5),
+        (f"{message}/add_1", "AddV2", 9.0, 9.5),
+        ("update_0/adam/first", "Mul", 1.5, 2.0),
+        ("update_0/adam/second", "Mul", 9.5, 10.0),
+        ("update_0/adam/third", "Mul", 10.2, 10.5),  # nobody computes before it: it goes on
+    ]
+    timeline = op_timeline(ops(*rows), three)
+    assert found(timeline, "reduction", "update") == [
+        ("CPU:0", "reduction", 1, 1.0, 1.5),
+        ("CPU:0", "update", 1, 1.5, 2.0),
+        ("CPU:0", "reduction", 1, 9.0, 9.5),
+        ("CPU:0", "update", 1, 9.5, 10.5),
+    ]
+    assert sum(event.bytes for event in timeline.events if event.kind == "reduction") == 64
+    assert timeline.breakdown().waited_for["CPU:0"] == {"CPU:2": 7.0}
+
+
 def test_a_device_without_work_waits_all_the_time():
     alone = ops(("replica_0_on_CPU_0/MatMul", "MatMul", 1.0, 2.0))
     assert found(op_timeline(alone, TWO), "waiting") == [("CPU:1", "waiting", None, 0.0, 1.0)]

@@ -52,7 +52,7 @@ def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     assert_same(found, one_device(stacked, rows))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layers", "devices", "variables"),
     kept(

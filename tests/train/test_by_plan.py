@@ -46,7 +46,7 @@ def test_a_plan_trains_as_its_arguments_would(capsys):
         values.append(float(w[0, 0]))
         assert trainer.devices == ("/device:CPU:3", "/device:CPU:1")
     assert values[0] == values[1] != 0
-    assert history.predicted is None
+    assert history.predicted is not None  # without a plan, from the first batch
     assert "that were predicted" in capsys.readouterr().err
 
 
@@ -113,10 +113,30 @@ def test_plans_that_make_no_pipeline(options, said):
         cn.Pipeline([tf.identity, tf.identity], **options)
 
 
-def test_what_was_predicted_has_the_names_of_devices_here():
+def test_a_timeline_has_the_names_of_devices_here():
     moved = {"kind": "reduction", "bytes": 8, "link": "device 1 -> device 0"}
-    plan = Plan(batch=8, data=2, timeline=Timeline.of([Event("device 1", 0.0, 1.0, **moved)]))
-    (event,) = by_plan.predicted(plan).events
+    (event,) = by_plan.named_here(Timeline.of([Event("device 1", 0.0, 1.0, **moved)])).events
     assert (event.device, event.link, event.bytes) == ("CPU:1", "CPU:1 -> CPU:0", 8)
-    assert by_plan.predicted(None) is None
-    assert by_plan.predicted(Plan(batch=8)) is None
+    assert by_plan.named_here(None) is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(batch=8, data=2, devices=(3, 1), variables="shared"),
+        Plan(batch=8, data=2, shares="measured"),
+        Plan(batch=8, data=2, sync="asynchronous", max_staleness=3, variables="shared"),
+        Plan(batch=8, data=2, sync="local", every=4),
+        Plan(batch=8, data=2, sync="diloco", every=5),
+        Plan(batch=8, data=2, sync="elastic", every=6, alpha=0.2),
+    ],
+)
+def test_arguments_amount_to_the_plan_that_settles_them(plan):
+    settled = by_plan.settled(plan, None)
+    assert by_plan.plan_of(settled.devices, settled.sync, settled.variables, 8) == plan
+
+
+def test_a_batch_smaller_than_the_devices_is_for_some_of_them():
+    plan = by_plan.plan_of(["/device:CPU:0", "/device:CPU:1"], cn.Synchronous(), "shared", 1)
+    assert plan == Plan(batch=1, variables="shared")
+    assert by_plan.plan_of(["/device:CPU:99"], cn.Synchronous(), "shared", 8) is None

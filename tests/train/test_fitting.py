@@ -10,6 +10,7 @@ from colonnade.describe.timeline import Timeline
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk
+from colonnade.run.machines.peers import Peers
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.record.progress import Progress
 from colonnade.run.record.run_log import RunLog
@@ -63,8 +64,38 @@ class EveryTen(NoSaver):
         self.asked.append("finish")
 
 
+class Other:
+    """A meeting with one other machine, which does the same; `during` is called while one waits for it."""
+
+    silence = 15.0
+
+    def __init__(self, during=lambda topic, number: None, **other):
+        self._during, self._other, self.topics, self.told_back = during, other, [], []
+
+    def exchange(self, topic, value):
+        self.topics.append(topic)
+        self._during(topic, self.topics.count(topic))
+        return [value, self._other.get(topic.replace(" ", "_"), unhurt)(value)]
+
+    def back(self, *, patience, early):
+        self.told_back.append(early)
+
+
+def unhurt(value):
+    """What a machine says that is told the same, and has had no signal."""
+    return [value[0], None, *value[2:]] if isinstance(value, list) else None
+
+
 def fitting(
-    stream, *, steps=None, log_every=8, ends=lambda record: False, saver=None, interrupted=None, profile=None
+    stream,
+    *,
+    steps=None,
+    log_every=8,
+    ends=lambda record: False,
+    saver=None,
+    interrupted=None,
+    profile=None,
+    **more,
 ):
     shown = Progress(None, None, ["/cpu:0"], show=False)
     event = interrupted or Interruption()
@@ -80,7 +111,82 @@ def fitting(
         event,
         RunLog(None, dict, dict),
         recorded,
+        **more,
     )
+
+
+def two(meeting):
+    return Peers(0, (("a:0",), ("b:0",)), ("a", "b"), meeting)
+
+
+def test_a_signal_that_comes_while_machines_agree_waits_for_the_next_time():
+    """The others do not know of it, and make the steps that were agreed on."""
+    event = Interruption()
+    meeting = Other(lambda topic, number: event.set() if (topic, number) == ("the next steps", 2) else None)
+    stream = Taken(seconds=0.1)
+    history = fitting(stream, steps=99, interrupted=event, peers=two(meeting)).run()
+    assert stream.taken == [1, 5]
+    assert meeting.topics == ["the next steps"] * 3 + ["the end of the fit"]
+    assert event.ends
+    assert len(history.losses) == 6
+
+
+def test_how_long_ago_a_signal_was_is_what_all_were_told():
+    """Two clocks would let one machine end and not the other."""
+    saver, waits, told = EveryTen(), [], []
+    saver.can_end = lambda step, waited: waits.append(waited) or step == 10
+
+    def answer(value):
+        told.append(max(4.5, value[1][1] if value[1] else 0.0))
+        return [value[0], (15, 4.5), *value[2:]]
+
+    fitting(Taken(), steps=99, saver=saver, peers=two(Other(the_next_steps=answer))).run()
+    assert waits == told
+    assert saver.asked[-1] == "finish"
+
+
+def test_a_signal_that_no_other_machine_knows_of_does_not_end_the_fit():
+    event = Interruption()
+    meeting = Other(lambda topic, _: event.set() if topic == "the end of the fit" else None)
+    fitting(Taken(), steps=9, interrupted=event, peers=two(meeting)).run()
+    assert event.is_set()
+    assert not event.ends  # after the fit, it is passed on
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "words"),
+    [
+        ([100, 7], "batches of 0 and 100 rows"),
+        ([0, 8], "is not the same on all machines"),  # as many rows, of another width
+    ],
+)
+def test_machines_with_other_batches_before_them_are_told_before_a_step(at_hand, words):
+    """In steps of another size nobody meets them."""
+    told = {"the_next_steps": lambda value: [*value[:3], at_hand]}
+    stream = Taken()
+    own = fitting(stream, steps=9, peers=two(Other(**told)))
+    own._at_hand = lambda: [0, 7]
+    with pytest.raises(cn.InvalidArgument, match=words) as error:
+        own.run()
+    assert "Sort the files" in str(error.value)
+    assert stream.taken == []
+
+
+def test_data_that_end_sooner_elsewhere_are_told_before_a_step():
+    told = {"the_next_steps": lambda value: [*value[:3], [0, 0]]}
+    own = fitting(Taken(), steps=9, peers=two(Other(**told)))
+    own._at_hand = lambda: [16, 7]
+    with pytest.raises(cn.InvalidArgument, match="b has come to the end of its data, and a trains on"):
+        own.run()
+
+
+def test_machines_that_train_by_themselves_make_as_many_steps_or_are_told():
+    """And they are told after each has said that it is back, so that nobody waits for ever."""
+    meeting = Other(losses=lambda value: [value[0][:-1], *value[1:]])
+    own = fitting(Taken(), steps=9, peers=two(meeting), apart=True)
+    with pytest.raises(cn.InvalidArgument, match="of the last steps a made 1, b made 0"):
+        own.run()
+    assert meeting.told_back == [None]
 
 
 def test_calls_end_at_log_lines_and_take_half_a_second():

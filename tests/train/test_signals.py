@@ -46,6 +46,22 @@ def test_sigterm_is_noted_only_where_it_is_asked_for_and_handlers_are_put_back()
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():
+    def fit():
+        with interruptible(preemption=False) as asked:
+            asked.known = False
+            signal.raise_signal(signal.SIGINT)
+            assert not asked.ends
+
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    with interruptible(preemption=False) as asked:
+        asked.known = False
+        signal.raise_signal(signal.SIGINT)
+        asked.hear(*asked.told())  # now all know
+        assert asked.ends
+
+
 def test_in_another_thread_no_signal_is_touched():
     handlers = []
 

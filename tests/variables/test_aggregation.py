@@ -79,7 +79,7 @@ def assigned():
 
 
 @pytest.mark.parametrize("devices", [3, *long(1)])
-@pytest.mark.parametrize("variables", MODES)
+@pytest.mark.parametrize("variables", ["mirrored", "partitioned", *long("shared")])
 def test_what_is_trained_takes_the_assignment_and_then_the_update(variables, devices, assigned):
     found = together(assigning, penalty=penalty_of, variables=variables, devices=devices)
     assert_same(found, assigned)
@@ -214,15 +214,12 @@ def test_state_follows_the_word_of_its_variable(variables):
     assert_same(found, expected)  # slices of one size, so the mean of their means is that of the batch
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sync",
     [
         cn.Synchronous(),
-        cn.LocalSGD(2),
-        cn.Elastic(2, 0.2),
         cn.Asynchronous(),
-        *long(cn.DiLoCo(2), cn.LocalSGD(1)),
+        *long(cn.LocalSGD(2), cn.Elastic(2, 0.2), cn.DiLoCo(2), cn.LocalSGD(1)),
     ],
 )
 def test_a_sum_counts_every_example_once_in_every_mode(sync):

@@ -44,3 +44,33 @@ def test_what_has_no_bits_to_add():
     assert not can_digest(tf.Variable(1j))
     assert not can_digest(tf.Variable([1.0], shape=[None]))
     assert Digests([]).now().size == 0
+
+
+def test_one_piece_of_a_device_waits_for_the_one_before(monkeypatch):
+    """Else what is computed on the way of all variables would be there at once."""
+    monkeypatch.setattr(digests, "PIECE", 4)
+    variables = []
+    for device in ("/device:CPU:0", "/device:CPU:1"):
+        with tf.device(device):
+            variables += [tf.Variable(tf.zeros([size])) for size in (3, 9, 4)]
+    graph = Digests(variables)._made.get_concrete_function().graph
+    for device in ("CPU:0", "CPU:1"):
+        here = [op for op in graph.get_operations() if op.device.endswith(device)]
+        sums = [op for op in here if op.type == "Sum"]
+        # What takes memory: what is drawn, and what is made of the elements.
+        drawn = [op for op in here if op.type.startswith("StatelessRandomUniform")]
+        cast = [op for op in here if op.type == "Cast"]
+        assert len(sums) == len(drawn) == len(cast) == 5
+        for before, *later in zip(sums, drawn[1:], cast[1:], strict=False):
+            assert all(before in ancestors(op) for op in later)
+
+
+def ancestors(op):
+    """All that an op waits for."""
+    seen, waiting = set(), [op]
+    while waiting:
+        one = waiting.pop()
+        above = {*one.control_inputs, *(tensor.op for tensor in one.inputs)} - seen
+        seen |= above
+        waiting += above
+    return seen

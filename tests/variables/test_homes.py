@@ -8,7 +8,8 @@ from families import long
 
 import colonnade as cn
 from colonnade.run.trace.traced import trace
-from colonnade.run.variables.homes import Homes, copy_of, mean_by, owners_of
+from colonnade.run.variables.aggregation import mean_by
+from colonnade.run.variables.homes import Homes, copy_of, owners_of
 
 DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
 

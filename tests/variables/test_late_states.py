@@ -7,8 +7,9 @@ import tensorflow as tf
 
 import colonnade as cn
 from colonnade.hardware import devices as hardware
+from colonnade.run.batch.split import Arguments
 from colonnade.run.trace.traced import trace
-from colonnade.run.variables.late_states import LateStates, independent
+from colonnade.run.variables.late_states import LateStates, factors, independent
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 
@@ -69,6 +70,34 @@ def test_what_is_the_same_everywhere_and_what_is_random():
     assert found(step) == {"counter:0", generator.state.name}
 
 
+def test_two_traces_multiply_by_the_same_number_or_it_is_not_known():
+    """Only then may slices of two sizes be late."""
+    v, rate = variable(), variable("rate")
+    mean = tf.reduce_mean
+
+    def of_sizes(step):
+        traces = [trace(lambda x: (step(x), tf.reduce_sum(x))[1], tf.TensorSpec([rows])) for rows in (3, 4)]
+        return [factors(traced, [v.ref()]).get(v.ref()) for traced in traces]
+
+    for step in (
+        lambda x: v.assign(0.9 * v + 0.1 * mean(x)),
+        lambda x: v.assign_sub((v - mean(x)) * 0.1),
+        lambda x: v.assign_add(float(x.shape[0])),
+    ):
+        one, other = of_sizes(step)
+        assert one is not None
+        assert one == other
+    for step in (
+        lambda x: v.assign(v / float(x.shape[0]) + mean(x)),
+        lambda x: v.assign(0.9 * v + mean(x)) if x.shape[0] == 3 else v.assign(v - 0.9 * v + mean(x)),
+    ):
+        one, other = of_sizes(step)
+        assert None not in (one, other)
+        assert one != other
+    assert of_sizes(lambda x: v.assign(v * rate + mean(x))) == [None, None]
+    assert of_sizes(lambda x: v.assign(tf.maximum(v, mean(x)))) == [None, None]
+
+
 def norms(on_nan="stop"):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.7)]
@@ -108,6 +137,8 @@ def states(on, late, on_nan="stop", bad=False):
     trainer.train_on_batch(X[:3])  # one replica has no work
     look()
     trainer.train_on_batch(X[:23])
+    trainer.train_on_batch(X[1:])
+    trainer.train_on_batch(X[:21])  # each time slices of two sizes
     look()
     if bad:
         poison = X.copy()
@@ -126,6 +157,15 @@ def states(on, late, on_nan="stop", bad=False):
     return seen, trainer
 
 
+def test_slices_of_two_sizes_are_late_too(late):
+    late(True)
+    _, trainer = norms()
+    trainer.train_on_batch(X[:23])
+    engine = trainer._engine
+    batch = Arguments((X[:23],), {}, ("x",))
+    assert len(engine.housed.late.of(engine._traced(batch), engine.cut(batch))) == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("on_nan", ["skip", "stop"])
 def test_whoever_looks_sees_what_settling_at_every_step_shows(late, on_nan):
@@ -135,3 +175,22 @@ def test_whoever_looks_sees_what_settling_at_every_step_shows(late, on_nan):
     for one, other in zip(first, second, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_set_out_from_one_count_where_their_slices_differ_in_size(late):
+    found = []
+    for on in (False, True):
+        late(on)
+        w, rows = (
+            tf.Variable(1.0),
+            tf.Variable(0, trainable=False),
+        )  # of whole numbers the first one's is kept
+
+        def loss(x, w=w, rows=rows):
+            return x * w * tf.cast(rows.assign_add(x.shape[0]), tf.float32)
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.01), devices=2, variables="mirrored", reduce="tree")
+        for _ in range(3):
+            trainer.train_on_batch(X[:5, 0])
+        found.append((w.numpy(), rows.numpy()))
+    assert found[0] == found[1]

@@ -41,6 +41,7 @@ class Breakdown:
     staged: bool  # whether it is of a pipeline
     host: Mapping[str, float]  # of input, checkpoints and messages, whether or not anybody waited
     paces: Mapping[str, float]  # by device: seconds in which it computes a slice, undisturbed
+    medians: Mapping[str, float]  # by device: seconds in which it computes half of its slices, or fewer
 
     @classmethod
     def of(cls, events: Iterable["Event"]) -> "Breakdown":
@@ -68,8 +69,10 @@ class Breakdown:
         steps = {event.step for event in events if event.step is not None}
         host = {kind: length(merged(spans)) for kind, spans in by_kind[HOST].items()}
         staged = any(event.stage is not None for event in events)
-        paces = {device: _pace(by_kind[device]) for device in devices}
-        return cls(end - begin, len(steps), seconds, waited, staged, host, paces)
+        # What else a machine does makes some slices longer, and none shorter.
+        paces = {device: _pace(by_kind[device], 0.25) for device in devices}
+        medians = {device: _pace(by_kind[device], 0.5) for device in devices}
+        return cls(end - begin, len(steps), seconds, waited, staged, host, paces, medians)
 
     @property
     def kinds(self) -> list[str]:
@@ -94,13 +97,20 @@ class Breakdown:
 
     @property
     def _slow(self) -> tuple[str, float] | None:
-        """The device, and how many times as long it takes."""
+        """The device, and how many times as long it takes.
+
+        Where devices share cores, chance makes any of them slower for a while. So three quarters of its
+        slices must have taken longer than half of those of each other device.
+        """
         paces = {device: pace for device, pace in self.paces.items() if pace}
         if len(paces) < 2 or self.staged:
             return None
         slowest = max(paces, key=lambda device: paces[device])
         others = median(pace for device, pace in paces.items() if device != slowest)
-        return (slowest, paces[slowest] / others) if others and paces[slowest] > SLOW * others else None
+        by_chance = paces[slowest] <= max(self.medians[device] for device in paces if device != slowest)
+        if not others or by_chance or paces[slowest] <= SLOW * others:
+            return None
+        return slowest, paces[slowest] / others
 
     def advice(self) -> list[str]:
         """What would help, the largest matter first; nothing where no matter is large."""
@@ -126,7 +136,8 @@ class Breakdown:
             ),
             (
                 self.waiting_for(PROGRAM),
-                "between steps: {} of the time nothing runs; larger batches, or more steps per log line",
+                "between steps: {} of the time nothing runs; larger batches, or a larger log_every "
+                "(of cn.fit: steps_per_execution)",
             ),
         ]
         worth = sorted((matter for matter in matters if matter[0] >= MUCH), reverse=True)
@@ -138,7 +149,7 @@ class Breakdown:
         if self.slow:
             words = "; cn.Synchronous(shares='measured') gives it smaller slices"
             return f"devices wait for {self.slow}: {{}} of the time{words}"
-        return "devices wait for each other: {} of the time; cn.LocalSGD lets them go on by themselves"
+        return "devices wait for each other: {} of the time; with cn.Asynchronous they do not"
 
     def sentences(self) -> list[str]:
         """The breakdown in words."""
@@ -197,13 +208,13 @@ def _spans(events: Iterable["Event"]) -> dict[str, list[Span]]:
     return spans
 
 
-def _pace(by_kind: Mapping[str, Iterable[Span]]) -> float:
-    """Seconds for a slice, there and back: a slow device may have had fewer slices than others.
+def _pace(by_kind: Mapping[str, Iterable[Span]], part: float) -> float:
+    """Seconds for a slice, there and back, in which this part of the slices was done, or less.
 
-    A quarter of its slices took less: what else a machine does makes some of them longer, and none shorter.
+    Of a slice, because a slow device may have had fewer of them than others.
     """
     each = [sorted(end - start for start, end in by_kind.get(kind, ())) for kind in COMPUTE]
-    return sum(seconds[len(seconds) // 4] for seconds in each if seconds)
+    return sum(seconds[int(len(seconds) * part)] for seconds in each if seconds)
 
 
 def _known(events: Iterable["Event"]) -> dict[str, list[Span]]:

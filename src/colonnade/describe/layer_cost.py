@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from colonnade.describe.fields import BYTES, NUMBER, TEXT, Rule, whole_from
+from colonnade.describe.fields import BYTES, NUMBER, POSITIVE, TEXT, Rule, optional, whole_from
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,8 @@ class Timing:
     batch: int
     forward: float
     backward: float
+    # Where devices share cores: how many times the work of one several do that are at work at once.
+    gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,4 +53,9 @@ LAYER_RULES: dict[str, Rule] = {
     "exchanges": whole_from(0, 2**31),
     "cheap_flops": NUMBER,
 }
-TIMING_RULES: dict[str, Rule] = {"batch": whole_from(1), "forward": NUMBER, "backward": NUMBER}
+TIMING_RULES: dict[str, Rule] = {
+    "batch": whole_from(1),
+    "forward": NUMBER,
+    "backward": NUMBER,
+    "gain": optional(POSITIVE),
+}

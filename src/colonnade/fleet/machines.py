@@ -5,6 +5,7 @@ What the program finds in its environment, besides what `colonnade run` sets for
     TF_CONFIG             the addresses of all, and which one it is
     COLONNADE_MACHINES    the names of all
     COLONNADE_GENERATION  how often it was started anew: 0, 1, ...
+    COLONNADE_CLUSTER     a number that no other launcher has
 
 On another machine also PATH, PYTHONPATH and some more as they are here (see PASSED), so that the same words
 mean the same programs. Nothing else of this environment leaves this machine.

@@ -11,6 +11,7 @@ against the code of another.
 """
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from colonnade import __version__
 from colonnade.describe.clusters.address import joined
-from colonnade.describe.clusters.cluster import GENERATION, MACHINES, Cluster
+from colonnade.describe.clusters.cluster import GENERATION, IDENTITY, MACHINES, Cluster
 from colonnade.describe.clusters.tf_config import NAME as TF_CONFIG
 from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.fleet import ports
@@ -63,10 +64,12 @@ def rounds(places: Sequence[Place], *, first: int, at_least: int, restarts: int)
 
 
 def _rounds(places: Sequence[Place], first: int, at_least: int, restarts: int) -> int:
+    identity = secrets.token_hex(8)
     with HeardSignals() as heard:
         for generation in range(restarts + 1):
             with Team(places, heard) as team:
-                over = _round(team, generation, first if generation == 0 else at_least)
+                needed = first if generation == 0 else at_least
+                over = _round(team, identity, generation, needed)
             if over.code is not None:
                 _note(over.why)
                 return over.code
@@ -75,7 +78,7 @@ def _rounds(places: Sequence[Place], first: int, at_least: int, restarts: int) -
     return RESUMABLE
 
 
-def _round(team: Team, generation: int, needed: int) -> _Over:
+def _round(team: Team, identity: str, generation: int, needed: int) -> _Over:
     missing = _gather(team)
     if team.ending:
         return _Over(128 + team.ending[0])
@@ -91,7 +94,7 @@ def _round(team: Team, generation: int, needed: int) -> _Over:
     over = _prepare(team)
     if over is not None:
         return over
-    _start(team, generation)
+    _start(team, identity, generation)
     return _watch(team)
 
 
@@ -143,7 +146,7 @@ def _prepare(team: Team) -> _Over | None:
     return None
 
 
-def _start(team: Team, generation: int) -> None:
+def _start(team: Team, identity: str, generation: int) -> None:
     workers = team.workers
     here = ports.free(sum(worker.place.here for worker in workers))
     chosen = [here.pop() if worker.place.here else worker.said["port"] for worker in workers]
@@ -155,22 +158,25 @@ def _start(team: Team, generation: int) -> None:
             TF_CONFIG: cluster.tf_config,
             GENERATION: str(generation),
             MACHINES: ",".join(names),
+            IDENTITY: identity,
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
         worker.tell({"start": environment})
 
 
 def _watch(team: Team) -> _Over:
-    """Wait for the end of all; when one fails, the others have some time to end by themselves."""
+    """Wait for the end of all; when one fails, or all are told to end, they have some time for it."""
 
     def done() -> bool:
         return len(team.finished) == len(team.workers)
 
-    team.wait(lambda: done() or any(worker.code != 0 for worker in team.finished))
+    def failed() -> bool:
+        return any(worker.code != 0 for worker in team.finished)
+
+    team.wait(lambda: done() or failed() or bool(team.ending))
     if not done():
-        resumable = team.finished[-1].code == RESUMABLE
-        patience = INTERRUPTED if team.ending else SAVING if resumable else PATIENCE
-        team.wait(done, patience)
+        resumable = failed() and team.finished[-1].code == RESUMABLE
+        team.wait(done, INTERRUPTED if team.ending else SAVING if resumable else PATIENCE)
     return _judged(team)
 
 
@@ -181,6 +187,8 @@ def _judged(team: Team) -> _Over:
         if code not in (None, 0, RESUMABLE) and not _killed(code):
             return _Over(code, f"{name} {_ending(code)}")
     failed = [(name, code) for name, code in ended if code != 0]
+    if team.ending and len(ended) < len(team.workers):  # they did not end when they were told to
+        failed.append(("", None))
     if not failed:
         return _Over(0)
     if team.ending:

@@ -5,7 +5,9 @@ only then is TensorFlow told. So nothing is half set when a request is refused.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
@@ -42,13 +44,15 @@ def setup(
             `cn.memory` is refused before it runs.
         growth: take memory as it is needed; with `memory`, up to that limit.
         soft_placement: let an op without a kernel for its device run on the CPU.
-        threads: threads inside an op and between ops: one number for both, or a pair.
+        threads: threads inside an op and between ops: one number for both, or a pair. By default TensorFlow
+            chooses; but an op has one thread where the CPU is divided into as many devices as it has
+            cores, or more.
 
     With CPU devices on glibc, blocks of memory that were freed are kept for the next op; set
     `MALLOC_TRIM_THRESHOLD_` in the environment to settle that yourself.
 
-    Under `colonnade run`, `virtual` and `memory` are by default what was leased, less a tenth of the
-    memory, which CUDA itself takes.
+    Under `colonnade run`, `virtual` and `memory` are by default what was leased, less what CUDA itself takes
+    of it: a tenth, or 1 GiB if that is more.
 
     A program that was started as one of several machines (`TF_CONFIG`, a Slurm step, `colonnade run`) joins
     the others here; see `docs/machines_training.md`.
@@ -90,8 +94,9 @@ def setup(
 
 def _ignored(there: Sequence[Any]) -> Iterator[Problem]:
     """Cards that were chosen, and that TensorFlow has not started; it does not say which."""
-    if len(there) < len(names()):
-        said = f"{len(there)} of {len(names())}"
+    chosen = len(_chosen("GPU") or _chosen("CPU"))
+    if len(there) < chosen:
+        said = f"{len(there)} of {chosen}"
         rule = "were started by TensorFlow, which ignores cards that are too old, or have few multiprocessors"
         fix = "Name the others, cn.setup(devices=[...]), or set TF_MIN_GPU_MULTIPROCESSOR_COUNT=1"
         yield Problem("devices", said, rule, fix)
@@ -135,6 +140,8 @@ def cards_of(devices: Sequence[str]) -> tuple[Card, ...]:
     if not are_cards(devices):
         return ()
     cards, ordinals = visible_cards(), _ordinals()
+    if not ordinals:
+        return ()
     own = [ordinals[names().index(device)] for device in devices]
     return tuple(cards[ordinal] for ordinal in own) if max(own) < len(cards) else ()
 
@@ -152,6 +159,33 @@ def is_card(device: str) -> bool:
 def has_cards() -> bool:
     """Whether TensorFlow may use a card here. Does not start TensorFlow."""
     return bool(tf.config.get_visible_devices("GPU"))
+
+
+def compiles_for(device: str) -> bool:
+    """Whether XLA compiles for a device: for the CPU, and for cards whose abilities TensorFlow knows."""
+    if not is_card(device):
+        return "CPU" in device
+    cards = tf.config.get_visible_devices("GPU")
+    known = all("compute_capability" in tf.config.experimental.get_device_details(card) for card in cards)
+    return known and _has_compiled()
+
+
+@cache
+def _has_compiled() -> bool:
+    """Whether XLA has compiled something small for a card: it needs files of CUDA that may be missing.
+
+    What is compiled has a root and a power, for which XLA takes such files. If it fails, that is said once.
+    """
+    with tf.init_scope(), tf.device(names()[0]):
+        small = tf.function(lambda x: tf.sqrt(x) * tf.exp(x) ** 1.5, jit_compile=True, autograph=False)
+        try:
+            small(tf.constant([1.0, 2.0])).numpy()
+        except tf.errors.OpError as error:
+            said = str(error.message).strip().partition("\n")[0]
+            what = "XLA does not compile for the cards of this machine, so updates are made op by op"
+            warnings.warn(f"{what}. TensorFlow says: {said}", stacklevel=2)
+            return False
+    return True
 
 
 def preferred_variables(devices: Sequence[str]) -> str:
@@ -246,15 +280,23 @@ def without_cards(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def names() -> tuple[str, ...]:
-    """The devices to compute on: the visible cards, else the CPU devices. Does not start TensorFlow."""
-    for kind in ("GPU", "CPU"):
-        divided = [
-            tf.config.get_logical_device_configuration(device) or [None]
-            for device in tf.config.get_visible_devices(kind)
-        ]
-        if divided:
-            return tuple(f"/device:{kind}:{i}" for i in range(sum(map(len, divided))))
-    raise AssertionError("TensorFlow always has a CPU device")
+    """The devices to compute on: the visible cards, else the CPU devices. Does not start TensorFlow.
+
+    Once TensorFlow has started, those of the cards that it did start: it ignores some that are old or small.
+    """
+    cards = _chosen("GPU")
+    if cards and started():
+        cards = cards[: len(tf.config.list_logical_devices("GPU"))]
+    return cards or _chosen("CPU")
+
+
+def _chosen(kind: str) -> tuple[str, ...]:
+    """The devices of a kind that TensorFlow is told to use."""
+    divided = [
+        tf.config.get_logical_device_configuration(device) or [None]
+        for device in tf.config.get_visible_devices(kind)
+    ]
+    return tuple(f"/device:{kind}:{i}" for i in range(sum(map(len, divided))))
 
 
 def resolve(

@@ -9,6 +9,7 @@ from typing import Any
 
 from colonnade.errors import Problem, check, is_whole
 from colonnade.hardware.cards import Card
+from colonnade.hardware.cores import cores
 from colonnade.hardware.gpu import SETUP_MEMORY, SETUP_VIRTUAL
 
 # A divided or shared card keeps the rest of its memory for CUDA itself, unless the user names a limit.
@@ -17,6 +18,9 @@ DIVIDED_FRACTION = 0.9
 CONTEXT = 1024
 # CUDA itself needs more than this on a card, so a smaller limit (MiB) is a mistake.
 SMALLEST_LIMIT = 16
+# Where there are as many virtual devices as cores, each op has a thread: an op that spreads over all cores
+# takes them from the other devices, and waits for all of them.
+ONE_THREAD = (1, 0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Layout:
     visible: tuple[int, ...]  # positions in TensorFlow's list of physical devices of that kind
     parts: tuple[tuple[int | None, ...], ...]  # for each of them, the limit in MiB of each part
     growth: bool | None = None
-    threads: tuple[int, int] | None = None
+    threads: tuple[int, int] | None = None  # inside an op, between ops; 0 is for TensorFlow to choose
 
 
 def plan(request: Request, cards: Sequence[Card]) -> Layout:
@@ -54,6 +58,8 @@ def plan(request: Request, cards: Sequence[Card]) -> Layout:
     threads = _pair(request.threads)
     parts = int(request.virtual or 1)
     if not cards:
+        if threads is None and parts >= max(2, cores()):
+            threads = ONE_THREAD
         limit = None if request.memory is None else int(request.memory)
         return Layout("CPU", (0,), ((limit,) * parts,), threads=threads)
     chosen = _chosen(request, cards)
@@ -85,12 +91,21 @@ def leased(request: Request, environment: Mapping[str, str], cards: Sequence[Car
             why = "TensorFlow sees no card here, and CPU devices have no memory limit"
             warnings.warn(f"{SETUP_MEMORY}={share:g} from colonnade run is not used: {why}", stacklevel=3)
         elif share is not None:
-            # The share is one card's, whatever number of devices the program makes of it, and CUDA's
-            # own memory must fit into it too: others have leased the rest.
+            # The share is one card's, whatever number of devices the program makes of it.
             parts = request.virtual if is_count(request.virtual) else 1
-            request = replace(request, memory=share * (DIVIDED_FRACTION if share <= 1 else 1) / parts)
+            request = replace(request, memory=(_beside_cuda(share, cards) if share <= 1 else share) / parts)
     check("the environment of setup()", problems)
     return request
+
+
+def _beside_cuda(share: float, cards: Sequence[Card]) -> float:
+    """What of a leased part of a card is for TensorFlow: CUDA's own memory must fit into it too.
+
+    Others have leased the rest. Of a part that is hardly more than that, TensorFlow has half.
+    """
+    smallest = min((card.mib for card in cards if card.memory is not None), default=0)
+    left = share - CONTEXT / smallest if smallest else share
+    return max(share / 2, min(share * DIVIDED_FRACTION, left))
 
 
 def listed(devices: Any) -> Any:

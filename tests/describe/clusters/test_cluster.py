@@ -34,8 +34,18 @@ def test_tf_config():
 
 def test_a_slurm_step():
     cluster = Cluster.from_environment(SLURM)
-    assert cluster == Cluster(("n1:2222", "n2:2222"), 1, ("n1", "n2"), 0, "Slurm")
+    assert cluster == Cluster(("n1:2222", "n2:2222"), 1, ("n1", "n2"), 0, "Slurm", "Slurm step 7.0")
     assert Cluster.from_environment(SLURM | {"SLURM_RESTART_COUNT": "3"}).generation == 3
+
+
+def test_jobs_at_the_same_addresses_are_not_the_same_cluster():
+    """Two steps on one host may come to the same port, and so may two launchers."""
+    steps = [SLURM, SLURM | {"SLURM_JOB_ID": "8"}, SLURM | {"SLURM_STEP_ID": "1"}]
+    said = {"TF_CONFIG": TWO, "COLONNADE_CLUSTER": "x"}
+    every = [*steps, {"TF_CONFIG": TWO}, said, said | {"COLONNADE_CLUSTER": "y"}]
+    assert len({Cluster.from_environment(one).digest for one in every}) == len(every)
+    ranks = [SLURM | {"SLURM_NODEID": str(rank)} for rank in (0, 1)]
+    assert len({Cluster.from_environment(one).digest for one in ranks}) == 1
 
 
 def test_tf_config_goes_before_slurm():

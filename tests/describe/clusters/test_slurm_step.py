@@ -48,9 +48,11 @@ def test_steps_that_follow_have_other_ports_and_all_are_below_those_of_connectio
         assert bases[-1] + 1 in PORTS
     next_job, _ = read(STEP | {"SLURM_JOB_ID": "42"}, [])
     next_step, _ = read(STEP | {"SLURM_STEP_ID": "2"}, [])
+    again, _ = read(STEP | {"SLURM_RESTART_COUNT": "1"}, [])
     this, _ = read(STEP, [])
-    assert not set(this) & set(next_job)
-    assert not set(this) & set(next_step)
+    first, _ = read(STEP | {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}, [])  # 42 + 0 = 41 + 1
+    for other in (next_job, next_step, again, first):
+        assert not set(this) & set(other)
 
 
 def test_a_port_can_be_given():

@@ -38,6 +38,15 @@ def test_bars_are_parts_of_a_total():
     assert texts(bars({"CPU:0": {"forward": 0.0}}, 0.0))[0] == "CPU:0"
 
 
+def test_words_stand_on_links_that_are_few():
+    links = {(0, 1): ("5 B", 5.0), (1, 0): ("5 B", 5.0), (0, 2): ("1 B", 1.0), (1, 2): ("3 B", 3.0)}
+    drawn = parsed(network(["a", "b", EVIL], {**links, (2, 1): ("4 B", 4.0)}, labelled=True))
+    words = [text.text for text in drawn.iter("text")]
+    assert words == ["5 B each way", f"→ {EVIL}: 1 B", f"→ {EVIL}: 3 B", "→ b: 4 B", "a", "b", EVIL]
+    ring = {(i, (i + 1) % 13): ("1 B", 1.0) for i in range(13)}
+    assert len(list(parsed(network(list("abcdefghijklm"), ring, labelled=True)).iter("text"))) == 13
+
+
 def test_a_network_draws_a_line_for_both_ways():
     links = {(0, 1): ("8 B", 8.0), (1, 0): ("4 B", 4.0), (1, 2): (EVIL, 1.0), (2, 2): ("itself", 9.0)}
     drawn = parsed(network(["a", EVIL, "c"], links))

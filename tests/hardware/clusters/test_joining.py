@@ -2,13 +2,14 @@
 
 import json
 import random
+import signal
 
 import pytest
 import tensorflow as tf
 
 import colonnade as cn
 from colonnade.describe.clusters.cluster import Cluster
-from colonnade.errors import AlreadyStarted
+from colonnade.errors import RESUMABLE, AlreadyStarted
 from colonnade.hardware.clusters import joining
 
 TWO = json.dumps(
@@ -35,7 +36,55 @@ def test_a_cluster_is_known_until_it_is_joined():
 
 
 def test_children_of_a_machine_are_not_machines():
-    assert joining.unjoined({"TF_CONFIG": TWO, joining.JOINED: "1"}) is None
+    mark = joining._mark(Cluster.from_environment({"TF_CONFIG": TWO}))
+    assert joining.unjoined({"TF_CONFIG": TWO, joining.JOINED: mark}) is None
+
+
+def test_children_that_are_started_as_another_cluster_are_machines_of_it():
+    """Else each of them would train alone."""
+    mark = joining._mark(Cluster.from_environment({"TF_CONFIG": TWO}))
+    for other in ({"TF_CONFIG": TWO.replace(":2", ":3")}, {"TF_CONFIG": TWO, "COLONNADE_CLUSTER": "x"}):
+        assert joining.unjoined({**other, joining.JOINED: mark}).size == 2
+
+
+def test_a_missed_meeting_asks_to_be_started_again(monkeypatch, capsys):
+    monkeypatch.setenv("COLONNADE_JOIN_SECONDS", "0.2")
+    with pytest.raises(SystemExit) as left:
+        joining.join(Cluster.from_environment({"TF_CONFIG": TWO}))
+    assert left.value.code == RESUMABLE
+    assert "127.0.0.1 (127.0.0.1:1) did not answer" in capsys.readouterr().err.replace("/0", "")
+
+
+def test_an_alarm_that_was_set_before_comes_when_it_is_due():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 100)
+        with joining._killed_after(50):
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+        signal.raise_signal(signal.SIGALRM)
+        assert rung == [1]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with joining._killed_after(50):
+            pass
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_sigterm_stays_what_it_was():
+    def own(*_):
+        pass
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with joining._sigterm_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_to_join_after_tensorflow_has_started_is_refused(monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from hardware.clusters.test_rendezvous import all_of, clusters
@@ -125,6 +126,38 @@ def test_all_back_in_time_is_no_news(machines):
     assert not any(machine.ends for machine in machines)
 
 
+def test_machines_that_wait_for_each_other_in_a_step_end(machines):
+    """As where a link is cut that is none of the first machine's."""
+    with ExitStack() as calls:
+        for machine in machines:
+            calls.enter_context(machine.meeting.call(lambda: (0, False), 0.3))
+        for machine in machines:
+            assert machine.ended.wait(3.0)
+            assert machine.ends[0][0].startswith("no machine ends its step")
+            assert machine.ends[0][1] == RESUMABLE
+
+
+def test_one_in_an_exchange_and_another_in_a_step_end(machines):
+    threading.Thread(target=machines[1].meeting.exchange, args=("a new batch", 1), daemon=True).start()
+    with machines[0].meeting.call(lambda: (0, False), 0.3), machines[2].meeting.call(lambda: (0, False), 0.3):
+        assert machines[1].ended.wait(3.0)
+    words, code = machines[1].ends[0]
+    assert "do not run the same program: b is at a new batch, and " in words
+    assert code == 1
+
+
+def test_who_waits_for_its_data_does_not_hang(machines):
+    reached = [(4, True)]
+    with machines[2].meeting.call(lambda: reached[0], 0.1):
+        time.sleep(1.0)  # until a beat has told of it
+        for machine in machines[:2]:
+            machine.meeting.back(patience=0.1)
+        assert not machines[0].ended.wait(1.5)
+        reached[0] = (5, False)
+        assert machines[0].ended.wait(3.0)
+    assert "c hangs" in machines[0].ends[0][0]
+
+
 def test_a_goodbye_ends_nobody(machines):
     at_once(machines, lambda machine: machine.meeting.close())
     time.sleep(0.2)
@@ -136,7 +169,24 @@ def test_a_failure_ends_the_others_after_a_while(machines):
     machines[1].meeting.close("ValueError: wrong")
     assert not machines[2].ended.wait(GRACE - 1)
     assert machines[2].ended.wait(3.0)
-    assert machines[2].ends[0] == ("b failed: ValueError: wrong", RESUMABLE)
+    # One that fails by itself fails again: nobody is to start them once more.
+    assert machines[2].ends[0] == ("b failed: ValueError: wrong", 1)
+
+
+def test_what_breaks_off_because_a_machine_failed_is_that_failure(machines):
+    """Its connections end with it, which another may see before the time is over that it is given."""
+    machines[1].meeting.close("ValueError: wrong")
+    deadline = time.monotonic() + 2
+    while 1 not in machines[2].meeting._gone and time.monotonic() < deadline:
+        time.sleep(0.01)
+    machines[2].meeting.lost("a sum failed")
+    assert machines[2].ends[0] == ("b failed: ValueError: wrong", 1)
+
+
+def test_what_breaks_off_for_another_reason_is_worth_another_start(machines):
+    machines[2].meeting.lost("a sum failed")
+    words = "a sum failed. To go on from the last save, start all machines again."
+    assert machines[2].ends[0] == (words, RESUMABLE)
 
 
 def test_to_wait_for_a_machine_that_has_ended_its_program_ends_too(machines):

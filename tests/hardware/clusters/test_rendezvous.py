@@ -5,13 +5,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from machine_group import free_ports
 
 from colonnade.describe.clusters.cluster import Cluster
 from colonnade.errors import InvalidArgument
-from colonnade.hardware.clusters.rendezvous import LONGEST, MessageSocket, gathered
+from colonnade.hardware.clusters import rendezvous
+from colonnade.hardware.clusters.rendezvous import LONGEST, MessageSocket, MissedMeeting, gathered
 
 
 def clusters(size, names=("a", "b", "c", "d"), **options):
@@ -89,6 +91,65 @@ def test_two_programs_with_the_same_task_are_told():
     assert any("two programs have the same task" in word for word in words)
 
 
+def test_a_machine_that_died_meanwhile_comes_back():
+    """As where a scheduler starts one of the programs again while the others still wait."""
+    machines = clusters(3)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(gathered, machines[0], {}, 10.0)
+        assert _listens(machines[0])
+        link = MessageSocket(socket.create_connection(_place(machines[0]), 5.0))
+        link.send({"rank": 1, "size": 3, "generation": 0, "cluster": machines[0].digest})
+        link.close()
+        others = [threads.submit(gathered, machine, {}, 10.0) for machine in machines[1:]]
+        results = [one.result() for one in (first, *others)]
+    for links, everyone in results:
+        OPEN.extend(links.values())
+        assert [one["rank"] for one in everyone] == [0, 1, 2]
+    results[0][0][1].send({"word": 1})
+    assert results[1][0][0].receive() == {"word": 1}
+
+
+def test_machines_of_another_cluster_at_the_same_port_find_their_own_later():
+    """Two jobs came to one port: the second waits until the first has gone on."""
+    one = clusters(2, identity="one")
+    other = [Cluster(own.addresses, own.rank, own.names, identity="other") for own in one]
+    with ThreadPoolExecutor(4) as threads:
+        late = threads.submit(gathered, other[1], {}, 10.0)
+        first = threads.submit(gathered, one[0], {}, 10.0)
+        assert _listens(one[0])
+        second = threads.submit(gathered, other[0], {}, 10.0)
+        with pytest.raises(TimeoutError):
+            late.result(timeout=0.5)
+        results = [gathered(one[1], {}, 10.0), *(each.result() for each in (first, second, late))]
+    for links, _ in results:
+        OPEN.extend(links.values())
+    met = [{said["cluster"] for said in everyone} for _, everyone in results]
+    assert met == [{one[0].digest}, {one[0].digest}, {other[0].digest}, {other[0].digest}]
+
+
+def test_a_port_that_stays_taken_asks_for_another_start():
+    first, _ = clusters(2)
+    with socket.create_server(_place(first)), pytest.raises(MissedMeeting, match="another program listens"):
+        gathered(first, {}, 0.2)
+
+
+def _place(cluster):
+    host, port = cluster.addresses[0].split(":")
+    return host, int(port)
+
+
+def _listens(cluster, seconds=5.0):
+    """Whether the first machine has opened its door, as the kernel's table says: nobody knocks."""
+    wanted = f":{_place(cluster)[1]:04X}"
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        if any(row[1].endswith(wanted) and row[3] == "0A" for row in rows):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_a_machine_of_an_earlier_start_is_not_taken_in():
     first, _ = clusters(2, generation=3)
     late = Cluster(first.addresses, 1, first.names, generation=2)
@@ -129,6 +190,18 @@ def test_messages_are_json_whatever_their_length():
     assert other.receive() == json.loads(json.dumps(long))
     thread.join()
     one.close()
+    assert other.receive() is None
+    other.close()
+
+
+def test_a_message_that_is_not_taken_in_time_ends_the_connection(monkeypatch):
+    """Of what was sent of it the other end would make another message."""
+    monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
+    one, other = map(MessageSocket, _pair())
+    with pytest.raises(OSError, match="unavailable"):
+        one.send({"numbers": "7" * 2**25})
+    with pytest.raises(OSError):  # noqa: PT011 - the connection is closed, however the system says it
+        one.send({"word": 1})
     assert other.receive() is None
     other.close()
 

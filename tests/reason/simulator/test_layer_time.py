@@ -20,9 +20,15 @@ def test_one_timing_is_proportional_and_two_make_a_line():
 def test_noise_in_timings_makes_no_negative_costs():
     falling = LayerCost("a", timings=(Timing(10, 2.0, 2.0), Timing(20, 1.0, 1.0)))
     assert timed(falling, 5).forward == 1.0
+
+
+def test_examples_that_take_longer_in_larger_batches_take_outside_what_they_took_there():
     steep = LayerCost("a", timings=(Timing(10, 1.0, 1.0), Timing(20, 3.0, 3.0)))
-    assert timed(steep, 5).forward == pytest.approx(0.75)
+    assert timed(steep, 5).forward == 0.5
     assert timed(steep, 0).forward == 0.0
+    assert timed(steep, 10).forward == 1.0
+    assert timed(steep, 15).forward == 2.0
+    assert timed(steep, 40).forward == 6.0
 
 
 def test_flops_and_bytes_without_timings():

@@ -1,6 +1,11 @@
 import pytest
 
-from colonnade.reason.simulator.pool import share
+from colonnade.describe.layer_cost import LayerCost, Timing
+from colonnade.describe.link import Device
+from colonnade.describe.plan import Plan
+from colonnade.describe.topology import Topology
+from colonnade.describe.workload import Workload
+from colonnade.reason.simulator.pool import capacity_of, share
 
 
 def test_tasks_at_once_share_what_there_is():
@@ -32,3 +37,27 @@ def test_orders_that_wait_for_each_other_are_noticed():
 
 def test_tasks_that_take_no_time_end():
     assert share([["a", "b"]], {"a": 0.0, "b": 1.0}, lambda task: None, 1.0)["b"] == (0.0, 1.0)
+
+
+def test_devices_that_hinder_each_other_do_so_only_at_once():
+    alone = share([["a"]], {"a": 1.0}, lambda task: None, 0.5)
+    assert alone["a"] == (0.0, 1.0)
+    both = share([["a"], ["b"]], {"a": 1.0, "b": 1.0}, lambda task: None, 0.5)
+    assert both["b"] == (0.0, 4.0)
+    beside = share([["a"]], {"a": 1.0}, lambda task: None, 0.5, beside=2)
+    assert beside["a"] == (0.0, 4.0)
+
+
+def virtual(count, cores):
+    return Topology([Device("CPU", cores=cores)] * count, Topology.uniform(count).links)
+
+
+def test_what_devices_gain_at_once_was_measured_or_follows_from_the_cores_of_one():
+    plan = Plan(batch=16, data=2)
+    (one, two) = (Timing(4, 1.0, 1.0, 0.5), Timing(12, 1.0, 1.0, 1.5))
+    measured = Workload.of([LayerCost("a", timings=(one, two))], batch=16, cores=1.0)
+    assert capacity_of(virtual(2, 2), measured, plan) == 1.0
+    assert capacity_of(virtual(2, 1), measured, plan.with_(data=1, devices=(0,))) == 1.0
+    told = Workload.of([LayerCost("a", timings=(Timing(4, 1.0, 1.0),))], batch=16, cores=1.6)
+    assert capacity_of(virtual(2, 2), told, plan) == 1.25
+    assert capacity_of(Topology.uniform(2, "NV1"), told, plan) is None

@@ -52,3 +52,10 @@ def test_devices_that_share_one_processor_gain_nothing_from_stages():
     assert length(shared) == pytest.approx(2 * 8 * 3)
     enough = run_shared(one_forward_one_backward(2, 8), costs, capacity=2.0)
     assert length(enough) == pytest.approx(length(run(one_forward_one_backward(2, 8), costs)))
+
+
+def test_what_is_recomputed_early_waits_for_nothing():
+    """Two stages, one micro-batch: 1 + 1 there, 3 back, and 2 more: the first has recomputed meanwhile."""
+    late = StageCosts((1.0, 1.0), (3.0, 3.0), (0.0,), 2)
+    early = StageCosts((1.0, 1.0), (3.0, 3.0), (0.0,), 2, (1.0, 1.0))
+    assert [max(end for _, _, end, _ in run(gpipe(2, 1), costs)) for costs in (late, early)] == [8.0, 7.0]

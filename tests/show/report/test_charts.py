@@ -41,6 +41,15 @@ def test_speed_marks_saves_and_skipped_updates(run):
     assert (skipped["name"], skipped["x"]) == ("skipped updates", [51])
 
 
+def test_a_point_between_gaps_is_drawn(tmp_path):
+    run = read_run(run_folder(tmp_path / "a", steps=5))
+    for values, mode in (
+        ([None, 1.0, None, 2.0, 3.0], "lines+markers"),
+        ([None, None, 1.0, 2.0, 3.0], "lines"),
+    ):
+        assert charts.curve(run, values, "rare", "#000000")["mode"] == mode
+
+
 def test_a_spike_survives(tmp_path):
     run = read_run(run_folder(tmp_path / "a", steps=20_000, spike=12_345))
     *_, loss, _, _ = charts.metric([run], "loss")["traces"]

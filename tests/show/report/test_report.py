@@ -175,6 +175,8 @@ def test_every_chart_is_drawn_with_its_points(page):
         assert chart["points"] > 1
         assert chart["marks"] > 0
     assert page.locator("svg.colonnade line").count() == 1  # the link, both ways
+    texts = page.evaluate("[...document.querySelectorAll('svg.colonnade text')].map(e => e.textContent)")
+    assert texts == ["→ CPU:1: 1.0 MiB", "→ CPU:0: 3.0 MiB", "CPU:0", "CPU:1"]
     assert page.locator("h1 .pill").inner_text() == "finished"
     assert "Between steps: 15% of the time" in page.locator(".words").inner_text()
 
@@ -250,6 +252,23 @@ def test_buttons(page):
     page.wait_for_function(f"{axis}.xaxis.title.text === 'seconds'")
     assert page.get_by_role("button", name="over time").count() == 2
     assert page.evaluate(f"{axis}.yaxis.type") == "log"
+    timeline = number_of(page, "Timeline")
+    whole = page.evaluate(
+        "n => JSON.parse(document.getElementById('charts').textContent)[n].layout.xaxis.range", timeline
+    )
+    card = page.locator(".card", has=page.locator(f'.chart[data-chart="{timeline}"]')).last
+    card.get_by_role("button", name="all").click()
+    assert span(page, timeline) == whole[1] - whole[0]
+    card.get_by_role("button", name="closer").click()
+    assert span(page, timeline) == (whole[1] - whole[0]) / 2
+    card.get_by_role("button", name="farther").click()
+    assert span(page, timeline) == whole[1] - whole[0]
+
+
+def test_no_button_sends_a_chart_away(page):
+    titles = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(e => e.dataset.title)")
+    assert "Download plot as a PNG" in titles
+    assert not [title for title in titles if "Share" in title or "loud" in title]
 
 
 COLOURS = """() => [getComputedStyle(document.body).backgroundColor,

@@ -38,7 +38,7 @@ def test_a_page_has_every_figure_and_needs_nothing_else(folder):
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["Best", *TITLES, "Failed", "Trials"]
     without_library = re.sub(r"<script>/\*\*.*?</script>", "", page, flags=re.S)
     assert not re.search(r'(src|href)="', without_library)
-    assert page.count("Plotly.newPlot(") == 5
+    assert page.count("Plotly.newPlot(") == page.count('"showSendToCloud": false') == 5
 
 
 def test_what_trials_print_is_shown_as_text(folder):

@@ -9,9 +9,11 @@ and besides, where it is known:
 
     COLONNADE_GENERATION       how often this cluster was started before: 0, 1, ...
     COLONNADE_MACHINES         what the machines are called, in the order of their addresses
+    COLONNADE_CLUSTER          anything that another cluster at the same addresses does not have
     COLONNADE_PRIVATE_NETWORK  1: no stranger reaches the ports of the cluster
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from colonnade.errors import InvalidArgument, Problem, check, is_whole
 WHERE = "joining other machines"
 GENERATION = "COLONNADE_GENERATION"
 MACHINES = "COLONNADE_MACHINES"
+IDENTITY = "COLONNADE_CLUSTER"
 RESTARTS = "SLURM_RESTART_COUNT"
 
 
@@ -39,6 +42,7 @@ class Cluster:
         generation: how often this cluster was started before, where its starter says it. A later start has a
             higher one; of two starts by different starters it says nothing.
         source: who said all this: `TF_CONFIG`, `Slurm`, `colonnade run`, or `program`.
+        identity: what another cluster at the same addresses does not have, such as the number of a job.
 
     Example:
         >>> cluster = Cluster(("a:2222", "b:2222", "b:2223"), rank=1)
@@ -51,6 +55,7 @@ class Cluster:
     names: tuple[str, ...] = ()
     generation: int = 0
     source: str = "program"
+    identity: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(self.addresses))
@@ -66,10 +71,10 @@ class Cluster:
         names = tuple(environ[MACHINES].split(",")) if environ.get(MACHINES) else ()
         if environ.get(tf_config.NAME):
             source = "colonnade run" if GENERATION in environ else "TF_CONFIG"
-            place = tf_config.read(environ[tf_config.NAME], problems)
+            place, identity = tf_config.read(environ[tf_config.NAME], problems), environ.get(IDENTITY, "")
         else:
             source, names = "Slurm", ()
-            place = slurm_step.read(environ, problems)
+            place, identity = slurm_step.read(environ, problems), slurm_step.identity(environ)
         if place is None:
             return None
         addresses, rank = place
@@ -77,7 +82,7 @@ class Cluster:
             rule = f"there are {len(names)} names for {len(addresses)} addresses"
             problems.append(Problem(MACHINES, environ[MACHINES], rule, f"Leave {MACHINES} out"))
         check(WHERE, problems)
-        return cls(addresses, rank, names, generation, source)
+        return cls(addresses, rank, names, generation, source, identity)
 
     @property
     def size(self) -> int:
@@ -88,6 +93,11 @@ class Cluster:
     def name(self) -> str:
         """What this machine is called."""
         return self.names[self.rank]
+
+    @property
+    def digest(self) -> str:
+        """Tells it from other clusters, one of which may come to its door by mistake."""
+        return hashlib.sha256(repr((self.identity, self.addresses)).encode()).hexdigest()[:16]
 
     @property
     def tf_config(self) -> str:

@@ -1,8 +1,11 @@
 """Reads what `srun` tells each of its tasks: which hosts take part, how many tasks each has, which it is.
 
-Nobody tells a port, so all tasks compute the same one from the numbers of the job and of its step.
+Nobody tells a port, so all tasks compute the same one from the numbers of the job, of its step, and of how
+often the job was started. Two steps may come to the same one: then the one that finds it taken is put back
+into the queue, and has another one at its next start.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
@@ -19,7 +22,7 @@ PORTS = range(12000, 32000)
 _TASKS, _NODES, _PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 _NODE, _LOCAL, _JOB, _STEP = "SLURM_NODEID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"
 _SRUN = "Start the program with srun, which sets it"
-_APART = 61  # between the ports of one step and those of the next: few steps run more tasks on one host
+_RESTARTS = "SLURM_RESTART_COUNT"
 MOST = 65_536  # hosts, or tasks; a longer list is a mistake
 
 
@@ -37,13 +40,18 @@ def read(environ: Mapping[str, str], problems: list[Problem]) -> tuple[tuple[str
     step = _number(environ, _STEP, problems)
     hosts = _listed(environ, _NODES, nodes, problems)
     counts = _listed(environ, _PER_NODE, tasks_per_node, problems)
-    base = _base(environ, job, step, max(counts, default=1), problems)
+    base = _base(environ, f"{job}.{step}", max(counts, default=1), problems)
     if len(problems) == before:
         problems.extend(_disagreements(environ, hosts, counts, total, node, local))
     if len(problems) > before:
         return (), 0
     addresses = [joined(host, base + i) for host, n in zip(hosts, counts, strict=True) for i in range(n)]
     return tuple(addresses), sum(counts[:node]) + local
+
+
+def identity(environ: Mapping[str, str]) -> str:
+    """What no other step has at the same time."""
+    return f"Slurm step {environ.get(_JOB)}.{environ.get(_STEP)}"
 
 
 def nodes(text: str) -> list[str]:
@@ -124,11 +132,13 @@ def _listed(
         return []
 
 
-def _base(environ: Mapping[str, str], job: int, step: int, most: int, problems: list[Problem]) -> int:
+def _base(environ: Mapping[str, str], step: str, most: int, problems: list[Problem]) -> int:
     """The port of the first task of every host; the others have those that follow."""
     text = environ.get(PORT)
     if text is None:
-        return PORTS.start + (job + step) * _APART % (len(PORTS) - most)
+        start = f"{step}.{environ.get(_RESTARTS, '0')}"
+        number = int.from_bytes(hashlib.sha256(start.encode()).digest()[:8], "big")
+        return PORTS.start + number % (len(PORTS) - most)
     if re.fullmatch("[0-9]{1,5}", text) and 1 <= int(text) <= 65536 - most:
         return int(text)
     problems.append(

@@ -11,6 +11,8 @@ from html import escape
 from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
 
 _NODE = "#4b5468"  # under white letters, on light and on dark ground
+# Links of a picture that have their words beside them; of more, one tells when it is pointed at.
+_LABELLED = 12
 _CELL = "padding:.2em .8em;border-bottom:1px solid #8883;text-align:"
 
 
@@ -84,13 +86,16 @@ def legend(kinds: Iterable[str]) -> str:
     return f'<div style="margin:.4em 0;font-size:.9em">{marks}</div>'
 
 
-def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, float]]) -> str:
+def network(
+    names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, float]], *, labelled: bool = False
+) -> str:
     """Devices in a ring and the links between them, thicker where more goes over.
 
     Args:
         names: of the devices.
         links: by a pair of positions, the words for what goes from the first to the second, and how
             much that is; both directions of a pair are drawn as one line.
+        labelled: whether the words stand on the links too, unless there are many of them.
     """
     most = max((amount for _, amount in links.values()), default=0.0)
     # So large that the boxes of many devices do not touch each other.
@@ -106,7 +111,7 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
     if len(names) == 2:
         high = 110.0
         places = [(wide * 0.22, high / 2), (wide * 0.78, high / 2)]
-    drawn = []
+    drawn, labels = [], []
     pairs = sorted({(min(pair), max(pair)) for pair in links if pair[0] != pair[1]})
     for i, j in pairs:
         both = [(pair, links[pair]) for pair in ((i, j), (j, i)) if pair in links]
@@ -120,6 +125,18 @@ def network(names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, flo
             f'stroke-width="{width:.1f}" stroke-linecap="round">'
             f"<title>{escape(words)}</title></line>"
         )
+        if labelled and len(pairs) <= _LABELLED:
+            ways = [f"→ {names[b]}: {said}" for (_, b), (said, _) in both]
+            alike = len(both) == 2 and both[0][1] == both[1][1]
+            shown = [f"{both[0][1][0]} each way"] if alike else ways
+            around = "paint-order:stroke;stroke:var(--card,transparent);stroke-width:6px"
+            for k, line in enumerate(shown):
+                x, y = (x1 + x2) / 2, (y1 + y2) / 2 + 4 + 15 * (k - (len(shown) - 1) / 2)
+                labels.append(
+                    f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="12" '
+                    f'fill="currentColor" style="{around}">{escape(line)}</text>'
+                )
+    drawn += labels  # over all lines
     for (x, y), name in zip(places, names, strict=True):
         drawn.append(
             f'<g><rect x="{x - 36:.0f}" y="{y - 16:.0f}" width="72" height="32" rx="9" fill="{_NODE}"/>'

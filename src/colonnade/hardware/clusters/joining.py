@@ -10,13 +10,17 @@ import os
 import platform
 import random
 import secrets
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -24,12 +28,13 @@ import tensorflow as tf
 
 import colonnade
 from colonnade.describe.clusters.cluster import WHERE, Cluster
-from colonnade.errors import AlreadyStarted, InvalidArgument, Problem
+from colonnade.errors import RESUMABLE, AlreadyStarted, InvalidArgument, Problem
 from colonnade.hardware.clusters.meeting import Meeting
-from colonnade.hardware.clusters.rendezvous import JOIN_SECONDS, gathered
+from colonnade.hardware.clusters.rendezvous import JOIN_SECONDS, MissedMeeting, gathered
 
 SECONDS = 60.0
-# In the environment of a process that has joined, for its children: they are not machines of the cluster.
+# In the environment of a process that has joined, for its children: which machine of which cluster it is.
+# They are not that machine; but a launcher among them may make its programs machines of another cluster.
 JOINED = "COLONNADE_JOINED"
 SAME = "Install the same on every machine"
 PROGRAM = "Copy the program to every machine"
@@ -95,10 +100,16 @@ def joined() -> Joined | None:
 
 def unjoined(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """The cluster that the environment tells of, if it is of several and this process has not joined it."""
-    if _joined is not None or JOINED in environment:
+    if _joined is not None:
         return None
     cluster = Cluster.from_environment(environment)
-    return cluster if cluster is not None and cluster.size > 1 else None
+    if cluster is None or cluster.size == 1 or environment.get(JOINED) == _mark(cluster):
+        return None
+    return cluster
+
+
+def _mark(cluster: Cluster) -> str:
+    return f"{cluster.digest}/{cluster.rank}"
 
 
 def join(cluster: Cluster) -> None:
@@ -118,7 +129,10 @@ def join(cluster: Cluster) -> None:
         # The one that was set, or else the one that TensorFlow takes beside the seed of an op.
         "tensorflow": tf.compat.v1.get_seed(0)[0],
     }
-    links, everyone = gathered(cluster, hello, _patience())
+    try:
+        links, everyone = gathered(cluster, hello, _patience())
+    except MissedMeeting as error:
+        _leave_for_later(error)
     meeting = Meeting(cluster, links)
     try:
         _compare(meeting, everyone, cluster.rank)
@@ -130,9 +144,58 @@ def join(cluster: Cluster) -> None:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec, task_type="worker", task_id=cluster.rank, rpc_layer="grpc"
     )
-    _joined = Joined(cluster, meeting, tf.distribute.MultiWorkerMirroredStrategy(resolver))
-    os.environ[JOINED] = "1"
+    with _sigterm_kept(), _killed_after(_patience()):
+        try:
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        except (tf.errors.OpError, RuntimeError) as error:
+            # Its port is taken by now, or another machine is gone.
+            words = str(error).partition(chr(10))[0]
+            meeting.lost(f"TensorFlow's server of {cluster.name} did not start ({words})")
+            raise
+    _joined = Joined(cluster, meeting, strategy)
+    os.environ[JOINED] = _mark(cluster)
     _leave_at_the_end(meeting)
+
+
+def _leave_for_later(error: MissedMeeting) -> NoReturn:
+    """Ask to be started again, unless somebody sits at a prompt."""
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        raise error
+    print(f"colonnade: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(RESUMABLE) from error
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Around the start of TensorFlow's server, which takes SIGTERM for itself and does not end at it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # None: it was not set by Python, which cannot set it again; nor can any other thread.
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _killed_after(seconds: float) -> Iterator[None]:
+    """Around the start of TensorFlow's server, which waits an hour for those of machines that died meanwhile.
+
+    It does so with Python locked, so that nobody here can do anything: the kernel ends the process. The exit
+    code of a signal asks for another start, too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, begun = signal.signal(signal.SIGALRM, signal.SIG_DFL), time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        after = max(left - (time.monotonic() - begun), 0.01) if left else 0.0
+        signal.setitimer(signal.ITIMER_REAL, after, interval)
+        if handler is not None:
+            signal.signal(signal.SIGALRM, handler)
 
 
 def refuse_late(cluster: Cluster) -> None:

@@ -3,7 +3,8 @@
 All are connected to the first one. Everybody sends a beat twice a second; who is not heard for some seconds,
 or whose connection ends without a goodbye, is lost. A collective of TensorFlow cannot go on then, and no
 other can ever be made in the same process. So every other machine ends at once, with the exit code that asks
-to be started again; nothing is saved on the way.
+to be started again; nothing is saved on the way. A beat says what its machine is at (see `whereabouts`), so
+that machines that wait for each other for ever are noticed too.
 """
 
 import contextlib
@@ -12,12 +13,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from colonnade.describe.clusters.cluster import Cluster
 from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.hardware.clusters.rendezvous import MessageSocket, Said
+from colonnade.hardware.clusters.whereabouts import Doing, Progress, Whereabouts, deadlock, told
 
 BEAT = 0.5
 # Seconds without a beat after which a machine is lost: in a fit once steps are known, and at all other times,
@@ -57,12 +60,12 @@ class Meeting:
         self._heard = dict.fromkeys(links, time.monotonic())
         self._gone: dict[int, tuple[str | None, float]] = {}  # who said goodbye: why, and when
         self._count = 0
-        self._waits: tuple[str, float] | None = None  # for what this machine waits, since when
+        self._here = Whereabouts()
+        self._doing = [Doing()] * cluster.size  # what each is at; the first machine knows it of all
         self._said: dict[int, dict[int, Said]] = {}  # by the number of the exchange and by rank
         self._calls = 0
-        self._back: dict[
-            int, dict[int, Said]
-        ] = {}  # by the number of a call and by rank, who is back from it
+        # By the number of a call and by rank, who is back from it.
+        self._back: dict[int, dict[int, Said]] = {}
         self._deadlines: dict[int, float] = {}  # of calls
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._leaving = False
@@ -80,12 +83,25 @@ class Meeting:
         """
         with self._lock:
             number, self._count = self._count, self._count + 1
-            self._waits = topic, time.monotonic()
+        self._here.begin_exchange(topic)
         self._to_first({"n": number, "topic": topic, "value": value})
         answer = self._answers.get()
-        with self._lock:
-            self._waits = None
+        self._here.end_exchange()
         return answer
+
+    @contextlib.contextmanager
+    def call(self, progress: Progress, patience: float) -> Iterator[None]:
+        """Around a call of steps that all machines make together.
+
+        Args:
+            progress: how far it is; another thread asks, now and then.
+            patience: seconds for which it may stand still.
+        """
+        self._here.begin_call(progress, patience)
+        try:
+            yield
+        finally:
+            self._here.end_call()
 
     def back(self, *, patience: float, early: str | None = None) -> None:
         """Tell that this machine has made the steps that all make together, without waiting for anybody.
@@ -106,7 +122,9 @@ class Meeting:
 
     def _note(self, rank: int, message: Said) -> None:
         """On the first machine: what one of them says."""
-        if "back" in message:
+        if "beat" in message:
+            self._doing[rank] = told(message["beat"])
+        elif "back" in message:
             self._note_back(rank, message)
         elif "n" in message:
             self._take(rank, message)
@@ -163,6 +181,10 @@ class Meeting:
 
     def lost(self, words: str) -> None:
         """Something that all machines do together came to nothing: end, unless another says why before."""
+        with self._lock:
+            gone = dict(self._gone)
+        for rank, (why, _) in gone.items():
+            self._end_after(rank, why)
         self._end(f"{words}. To go on from the last save, start all machines again.", RESUMABLE)
 
     def _hear(self, rank: int) -> None:
@@ -197,25 +219,42 @@ class Meeting:
     def _look_at_the_gone(self) -> None:
         """End, if this machine waits for one that has gone, or if one failed and this one goes on."""
         with self._lock:
-            gone, waits = dict(self._gone), self._waits
+            gone, topic = dict(self._gone), self._here.topic
         for rank, (why, when) in gone.items():
             name, since = self._cluster.names[rank], time.monotonic() - when
-            if why is not None and since > GRACE:
-                self._end(f"{name} failed: {why}", RESUMABLE)
-            elif why is None and waits is not None and since > GRACE:
-                self._end(f"{name} has ended its program, and {waits[0]} needs it", RESUMABLE)
+            if since > GRACE:
+                self._end_after(rank, why)
+            if since > GRACE and why is None and topic is not None:
+                self._end(f"{name} has ended its program, and {topic} needs it", RESUMABLE)
+
+    def _end_after(self, rank: int, why: str | None) -> None:
+        """End, if a machine that said goodbye had failed.
+
+        Not to be started again: it would fail again, and a scheduler has one exit code for all.
+        """
+        if why is not None:
+            self._end(f"{self._cluster.names[rank]} failed: {why}", 1)
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT):
+            doing = self._here.look()
             for rank in self._links:
                 if rank not in self._gone:
-                    self._tell(rank, {"beat": 1})
+                    self._tell(rank, {"beat": asdict(doing)})
             now = time.monotonic()
             for rank, heard in self._heard.items():
                 if rank not in self._gone and now - heard > self.silence:
                     self._lose(rank, f"was not heard for {now - heard:.0f} s")
             self._look_at_the_gone()
-            self._look_at_deadlines(now)
+            if self._cluster.rank == 0:
+                self._doing[0] = doing
+                self._look_at_deadlines(now)
+                self._look_at_calls()
+
+    def _look_at_calls(self) -> None:
+        found = deadlock(self._doing, self._cluster.names)
+        if found is not None:
+            self._end_all(*found)
 
     def _look_at_deadlines(self, now: float) -> None:
         with self._lock:
@@ -223,7 +262,10 @@ class Meeting:
             if not late:
                 return
             said = dict(self._back[late[0]])
-        missing = [n for rank, n in enumerate(self._cluster.names) if rank not in said]
+        absent = [rank for rank in range(self._cluster.size) if rank not in said]
+        if all(self._doing[rank].in_time for rank in absent):
+            return  # they made the steps, and wait for the batch after them
+        missing = [self._cluster.names[rank] for rank in absent]
         early = {self._cluster.names[rank]: m["early"] for rank, m in said.items() if m["early"]}
         if early:
             who, why = next(iter(early.items()))

@@ -5,6 +5,7 @@ in. The connections stay (see `Meeting`): no port is opened that the cluster doe
 """
 
 import contextlib
+import errno
 import json
 import socket
 import struct
@@ -16,10 +17,16 @@ from colonnade.describe.clusters.address import parted
 from colonnade.describe.clusters.cluster import WHERE, Cluster
 from colonnade.errors import InvalidArgument, Problem
 
+# Of a door that another program has just now, or had a moment ago.
+TAKEN = errno.EADDRINUSE
 LONGEST = 2**28  # bytes of a message that are read
 PATIENCE = 5.0  # seconds that a message may take to be sent
 JOIN_SECONDS = "COLONNADE_JOIN_SECONDS"
 Said = dict[str, Any]
+
+
+class MissedMeeting(InvalidArgument):
+    """Machines did not come together; started again, they may: one was late, or died, or a port was taken."""
 
 
 class MessageSocket:
@@ -33,9 +40,13 @@ class MessageSocket:
         self._connection = connection
 
     def send(self, message: Said) -> None:
-        """Raises OSError if nobody takes it."""
+        """Raises OSError if nobody takes it, and ends the connection: who got a half would not understand."""
         text = json.dumps(message).encode()
-        self._connection.sendall(len(text).to_bytes(8, "big") + text)
+        try:
+            self._connection.sendall(len(text).to_bytes(8, "big") + text)
+        except OSError:
+            self.close()
+            raise
 
     def receive(self) -> Said | None:
         """The next message; None at the end of the connection."""
@@ -64,6 +75,16 @@ class MessageSocket:
         finally:
             self._connection.setblocking(True)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other end is gone, as far as one knows; nothing is read."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -73,10 +94,11 @@ class MessageSocket:
 def gathered(cluster: Cluster, hello: Said, seconds: float) -> tuple[dict[int, MessageSocket], list[Said]]:
     """Connect the machines: by rank the connections of this one, and what every machine said of itself.
 
-    Raises InvalidArgument, on every machine that is there, if one does not come in time.
+    Raises MissedMeeting, on every machine that is there, if one does not come in time.
     """
     deadline = time.monotonic() + seconds
     mine = {**hello, "rank": cluster.rank, "size": cluster.size, "generation": cluster.generation}
+    mine["cluster"] = cluster.digest
     if cluster.rank == 0:
         return _receive_all(cluster, mine, deadline, seconds)
     return _go_to_first(cluster, mine, deadline, seconds)
@@ -87,7 +109,7 @@ def _receive_all(
 ) -> tuple[dict[int, MessageSocket], list[Said]]:
     links: dict[int, MessageSocket] = {}
     said = {0: mine}
-    with _door(cluster) as door:
+    with _door(cluster, deadline) as door:
         while len(said) < cluster.size and (left := deadline - time.monotonic()) > 0:
             door.settimeout(left)
             try:
@@ -96,23 +118,27 @@ def _receive_all(
                 break
             link = MessageSocket(connection)
             came = link.receive_within(min(PATIENCE, left))
-            wrong = "does not speak as Colonnade does" if came is None else _stranger(came, cluster, said)
+            here = {rank: one for rank, one in said.items() if rank == 0 or not links[rank].ended}
+            wrong = "does not speak as Colonnade does" if came is None else _stranger(came, cluster, here)
             if came is None or wrong:
+                of_another = came is not None and came.get("cluster") != mine["cluster"]
                 with contextlib.suppress(OSError):
-                    link.send({"refused": wrong})
+                    link.send({"refused": wrong, "again": of_another})
                 link.close()
-            else:
-                links[came["rank"]], said[came["rank"]] = link, came
+                continue
+            if came["rank"] in links:  # it died meanwhile, and was started again
+                links[came["rank"]].close()
+            links[came["rank"]], said[came["rank"]] = link, came
     missing = [rank for rank in range(cluster.size) if rank not in said]
     words = _absent(cluster, missing, seconds) if missing else None
     everyone = [said.get(rank, {}) for rank in range(cluster.size)]
     for link in links.values():
         with contextlib.suppress(OSError):  # who is gone by now is missed at the first exchange
-            link.send({"refused": words} if words else {"everyone": everyone})
+            link.send({"refused": words, "missed": True} if words else {"everyone": everyone})
     if words:
         for link in links.values():
             link.close()
-        raise InvalidArgument(WHERE, [_problem(cluster, missing, words)])
+        raise MissedMeeting(WHERE, [_problem(cluster, missing, words)])
     return links, everyone
 
 
@@ -131,40 +157,52 @@ def _go_to_first(
         if answer is not None and "everyone" in answer:
             return {0: link}, list(answer["everyone"])
         link.close()
-        if answer is not None:
+        if answer is not None and not answer.get("again"):
             words = str(answer.get("refused"))
-            raise InvalidArgument(WHERE, [Problem("machine", cluster.name, words, "Look at its log")])
-        time.sleep(0.05)  # what listens there may be the server of a run that is just ending
+            kind = MissedMeeting if answer.get("missed") else InvalidArgument
+            raise kind(WHERE, [Problem("machine", cluster.name, words, "Look at its log")])
+        time.sleep(0.05)  # what listens there may be another cluster's, or the server of a run that ends
     words = _absent(cluster, [0], seconds)
-    raise InvalidArgument(WHERE, [_problem(cluster, [0], words)])
+    raise MissedMeeting(WHERE, [_problem(cluster, [0], words)])
 
 
-def _door(cluster: Cluster) -> socket.socket:
-    """Where the others knock. TensorFlow's server is to have the same port, which takes both options."""
+def _door(cluster: Cluster, deadline: float) -> socket.socket:
+    """Where the others knock; while another program has the port, it is waited for.
+
+    TensorFlow's server is to have the same port, while the connections that came in by it stay: that takes
+    SO_REUSEADDR. With SO_REUSEPORT, others could open a door of their own beside this one, and be given some
+    of those who knock.
+    """
     host, port = parted(cluster.addresses[0])
-    try:
-        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        door = socket.socket(family, kind)
+    while True:
         try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            door.bind(place)
-            door.listen(cluster.size)
-        except OSError:
-            door.close()
-            raise
-    except OSError as error:
-        rule = (
-            f"cannot be listened at ({error.strerror or error}): it is no address of this machine, or in use"
-        )
-        fix = "Give the first machine its own address and a free port"
-        raise InvalidArgument(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
-    return door
+            family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            door = socket.socket(family, kind)
+            try:
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                door.bind(place)
+                door.listen(cluster.size)
+            except OSError:
+                door.close()
+                raise
+            return door
+        except OSError as error:
+            taken = error.errno == TAKEN
+            if taken and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            why = "another program listens there" if taken else "it is no address of this machine"
+            rule = f"cannot be listened at ({error.strerror or error}): {why}"
+            fix = "Give the first machine its own address and a free port"
+            wrong = MissedMeeting if taken else InvalidArgument
+            raise wrong(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
 
 
 def _stranger(came: Said, cluster: Cluster, said: Mapping[int, Said]) -> str | None:
     """Why a machine is not taken in, if it is not."""
     rank, first = came.get("rank"), said[0]
+    if came.get("cluster") != first["cluster"]:
+        return "is of another cluster, which has the same port"
     if came.get("size") != cluster.size or not isinstance(rank, int) or not 0 < rank < cluster.size:
         return f"says it is machine {rank} of {came.get('size')}, and this cluster has {cluster.size}"
     if rank in said:

@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
+from colonnade.hardware import gpu
+from colonnade.hardware.cards import Card
 from colonnade.hardware.probes.repeated import seconds_per_round
 from colonnade.hardware.probes.watchdog import Answer, ask
 
@@ -28,6 +30,8 @@ NAME = HINT = "nccl"
 # After so many seconds in which a device has not come, a sum fails. TensorFlow keeps some 18 kB for each sum
 # until then, so it cannot be long.
 PATIENCE = 30.0
+# At the first steps of a trace a device may come late by what it takes to load or compile its kernels.
+AT_FIRST = 1800.0
 # Of groups and of sums; other users of collectives begin with 1.
 _groups: dict[tuple[str, ...], int] = {}
 _keys = itertools.count(1_000_000)
@@ -78,8 +82,11 @@ def next_key() -> int:
     return next(_keys)
 
 
-def summed(tensor: Any, devices: Sequence[str], key: int, token: Any) -> Any:
-    """What one device gets for its tensor: the sum over all; to be called on each, with the same key."""
+def summed(tensor: Any, devices: Sequence[str], key: int, token: Any, patience: float | None = None) -> Any:
+    """What one device gets for its tensor: the sum over all; to be called on each, with the same key.
+
+    If a device has not come after so many seconds of `patience`, it fails.
+    """
     group = _groups.setdefault(tuple(devices), 1000 + len(_groups))
     total = tf.raw_ops.CollectiveReduceV2(
         input=tensor,
@@ -90,7 +97,7 @@ def summed(tensor: Any, devices: Sequence[str], key: int, token: Any) -> Any:
         merge_op="Add",
         final_op="Id",
         communication_hint=HINT,
-        timeout_seconds=PATIENCE,
+        timeout_seconds=PATIENCE if patience is None else patience,
     )
     return tf.ensure_shape(total, tensor.shape)
 
@@ -122,9 +129,14 @@ def means_of(sums_of: Any, devices: Sequence[str]) -> Any:
     return means
 
 
-def ask_cards(count: int, seconds: float) -> tuple[Answer, str]:
-    """What the program above says of so many cards, and the version of NCCL, empty if it took no part."""
-    answer = ask("colonnade.hardware.probes.collective", str(count), seconds=seconds, environment=SETTINGS)
+def ask_cards(count: int, seconds: float, cards: Sequence[Card] = ()) -> tuple[Answer, str]:
+    """What the program above says of so many cards, and the version of NCCL, empty if it took no part.
+
+    It takes these `cards`, or the first that TensorFlow may use.
+    """
+    chosen = {gpu.VISIBLE: ",".join(card.uuid for card in cards)} if cards else {}
+    settings = {**SETTINGS, **chosen}
+    answer = ask("colonnade.hardware.probes.collective", str(count), seconds=seconds, environment=settings)
     versions = (re.search(r"NCCL version ([0-9.]+(?:\+cuda[0-9.]+)?)", line) for line in answer.printed)
     return answer, next((match[1] for match in versions if match), "")
 

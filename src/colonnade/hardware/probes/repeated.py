@@ -13,12 +13,18 @@ Round = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def seconds_per_round(work: Round, tensors: Sequence[Any]) -> float:
-    """Seconds of one round.
+    """Seconds of one round (see `timed`)."""
+    return timed(work, tensors)[0]
+
+
+def timed(work: Round, tensors: Sequence[Any], many: int = MANY) -> tuple[float, list[float]]:
+    """Seconds of one round, and of each tensor the first number after so `many` of them.
 
     Args:
         work: what is timed, made of ops: from a tensor on each device to tensors of the same shapes there. A
             round takes what the round before gave.
         tensors: with what the first round begins.
+        many: rounds of the long call.
     """
 
     @tf.function(autograph=False)
@@ -30,14 +36,14 @@ def seconds_per_round(work: Round, tensors: Sequence[Any]) -> float:
         # A number of each, so that the clock stops when all are there.
         return [tf.reshape(tensor, [-1])[0] for tensor in end[1:]]
 
-    def fastest(number: int) -> float:
-        took = []
+    def fastest(number: int) -> tuple[float, list[float]]:
+        took, ends = [], list[float]()
         for _ in range(TIMES):
             begin = time.perf_counter()
-            for value in rounds(tf.constant(number), *tensors):
-                value.numpy()
+            ends = [value.numpy() for value in rounds(tf.constant(number), *tensors)]
             took.append(time.perf_counter() - begin)
-        return min(took)
+        return min(took), [float(end) for end in ends]
 
     fastest(FEW)  # traced, and all connections made
-    return max(fastest(MANY) - fastest(FEW), 1e-9) / (MANY - FEW)
+    (long, ends), (short, _) = fastest(many), fastest(FEW)
+    return max(long - short, 1e-9) / (many - FEW), ends

@@ -57,10 +57,31 @@ def timed(layer: LayerCost, rows: float) -> Seconds:
     )
 
 
+def gain(layer: LayerCost, rows: float) -> float | None:
+    """How many times the work of one device several do at once, where that was measured.
+
+    >>> from colonnade.describe.layer_cost import LayerCost, Timing
+    >>> gain(LayerCost("a", timings=(Timing(10, 1.0, 2.0, 0.5), Timing(20, 1.5, 3.0, 1.5))), 15)
+    1.0
+    """
+    known = sorted((timing.batch, timing.gain) for timing in layer.timings if timing.gain is not None)
+    if not known:
+        return None
+    (small, least), (large, most) = known[0], known[-1]
+    part = (rows - small) / (large - small) if large > small else 0.0
+    return least + min(max(part, 0.0), 1.0) * (most - least)
+
+
 def _line(b0: float, t0: float, b1: float, t1: float, rows: float) -> float:
-    """Through both points; no steeper than proportional and no falling, which noise would make it."""
-    slope = min(max(0.0, (t1 - t0) / (b1 - b0)), t1 / b1)
-    return max(0.0, t1 + slope * (rows - b1))
+    """Through both points, and not falling, which noise would make it.
+
+    Where an example of the larger batch takes longer than one of the smaller, as its numbers are no longer in
+    a cache, a line would be below zero at its foot: outside of the points examples take what they took there.
+    """
+    slope = max(0.0, (t1 - t0) / (b1 - b0))
+    if slope * b1 > t1 and not b0 < rows < b1:
+        return t0 * rows / b0 if rows <= b0 else t1 * rows / b1
+    return t1 + slope * (rows - b1)
 
 
 def seconds(

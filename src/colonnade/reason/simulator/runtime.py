@@ -28,6 +28,7 @@ class Runtime:
     wire: float = 1.0  # bytes on the wire for a byte of gradient or parameter: 0.5 where it is sent in half
     fragments: int = 1  # in how many parts local training joins its replicas, one after the other
     delay: float = 0.0  # steps, or parts of one, in which such a join is under way beside training
+    early: bool = False  # a stage recomputes before the gradient arrives from which it goes back
     update: bool = True  # whether the time of the update is not in the timings already
 
 
@@ -35,4 +36,4 @@ ENGINE = Runtime("Colonnade", jitter=JITTER)
 DDP = Runtime("PyTorch DDP", bucket=25 * MIB, jitter=JITTER, update=False)
 GRAPH = Runtime("TensorFlow 1, in one graph", bucket=0, jitter=JITTER, update=False)
 MEGATRON = Runtime("Megatron-LM", overlap=False, bucket=0, jitter=JITTER, update=False)
-GPIPE = Runtime("GPipe", overlap=False, bucket=0, update=False)
+GPIPE = Runtime("GPipe", overlap=False, bucket=0, early=True, update=False)

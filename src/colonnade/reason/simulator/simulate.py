@@ -26,6 +26,7 @@ from colonnade.errors import Problem, check
 from colonnade.reason.schedules.schedule import SCHEDULES, interleaved
 from colonnade.reason.simulator import layer_time, modes
 from colonnade.reason.simulator.memory_need import needs
+from colonnade.reason.simulator.pool import capacity_of
 from colonnade.reason.simulator.replicas import Reduction, reduce_replicas
 from colonnade.reason.simulator.runtime import ENGINE, Runtime
 from colonnade.reason.simulator.simulation import Simulation
@@ -107,7 +108,7 @@ class _PlannedStep:
         self.runtime, self.rng, self.events = runtime, rng, events
         stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
         self.parts = [workload.layers[b:e] for b, e in spans(stages, plan.stage * plan.chunks)]
-        self.capacity = _capacity(topology, workload, plan)
+        self.capacity = capacity_of(topology, workload, plan)
         self.rows = self._shares()  # for each replica, examples of a micro-batch
         self.moved = 0
         self.busiest = 0
@@ -198,30 +199,38 @@ class _PlannedStep:
             slots = SCHEDULES[plan.schedule](plan.stage, plan.micro_batches)
         if self.capacity is None:
             return run(slots, costs, paces)
-        # The replicas beside it take their share of the cores all the time.
-        return run_shared(slots, costs, max(self.capacity / plan.data, 1e-9), paces)
+        return run_shared(slots, costs, self.capacity, paces, plan.data)
 
     def _costs(self, data: int) -> StageCosts:
         plan, rows = self.plan, self.rows[data]
-        forward, backward, onward = [], [], []
+        forward, backward, onward, again = [], [], [], []
         for k, layers in enumerate(self.parts):
             stage = k % plan.stage
             device = self.topology.devices[plan.device(data, stage)]
-            ahead = back = 0.0
+            ahead = back = repeated = 0.0
             for layer in layers:
                 took = layer_time.seconds(self.workload, layer, device, rows, plan.width, plan.sequence)
                 exchange = self._exchange(layer, data, stage)
                 ahead += took.forward + exchange
                 back += took.backward + exchange
                 if plan.recompute in ("full", "stage"):
-                    back += took.forward + exchange
+                    repeated += took.forward + exchange
                 elif plan.recompute == "selective":
                     back += layer_time.cheap_seconds(self.workload, layer, device, rows, plan.width)
+                back += self._accumulation(layer)
             forward.append(ahead)
-            backward.append(back)
+            backward.append(back + repeated)
+            again.append(repeated)
             if k + 1 < len(self.parts):
                 onward.append(self._onward(layers[-1], data, stage))
-        return StageCosts(tuple(forward), tuple(backward), tuple(onward), plan.stage)
+        early = tuple(again) if self.runtime.early else ()
+        return StageCosts(tuple(forward), tuple(backward), tuple(onward), plan.stage, early)
+
+    def _accumulation(self, layer: LayerCost) -> float:
+        """Seconds to add a micro-batch's gradients to those before it; the first one's are the sum."""
+        size, whole = self.workload.dense_gradient(layer), self.workload.gradient_bytes
+        later = 1 - 1 / self.plan.micro_batches
+        return self.workload.addition * later * size / whole if whole else 0.0
 
     def _exchange(self, layer: LayerCost, data: int, stage: int) -> float:
         """Seconds in which the devices that a layer is split over sum up what they have."""
@@ -378,15 +387,6 @@ class _PlannedStep:
             events += [Event(self._name(device), done, done + update, "update") for device in makers]
         events.sort(key=lambda event: (event.start, event.end))
         return Timeline(tuple(events))
-
-
-def _capacity(topology: Topology, workload: Workload, plan: Plan) -> float | None:
-    """How many devices the shared processor serves at full speed; None where each has its own."""
-    shared = [topology.devices[d].cores for d in plan.devices]
-    if any(cores is None for cores in shared):
-        return None
-    cores = float(shared[0] or 1)
-    return max(1.0, cores / (workload.cores or cores))
 
 
 def _busy(ran: Sequence[Ran], num_stages: int) -> float:

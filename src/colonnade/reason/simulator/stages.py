@@ -23,6 +23,7 @@ class StageCosts:
     backward: tuple[float, ...]
     onward: tuple[float, ...]  # from stage k to k + 1; the gradient takes as long the other way
     num_devices: int  # stage k is on device k modulo this
+    again: tuple[float, ...] = ()  # of the way back: what is recomputed before anything must have arrived
 
 
 def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None = None) -> list[Ran]:
@@ -44,6 +45,8 @@ def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None 
             stage, micro_batch, backward = task
             device = stage % costs.num_devices
             there = arrived.get((stage, micro_batch, backward), 0.0)
+            if backward and costs.again:
+                there -= costs.again[stage] * pace[device]
             start = there if there > free[device] else free[device]
             seconds = (costs.backward if backward else costs.forward)[stage] * pace[device]
             end = free[device] = start + seconds
@@ -60,9 +63,16 @@ def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None 
 
 
 def run_shared(
-    slots: Iterable[Slot], costs: StageCosts, capacity: float, paces: Sequence[float] | None = None
+    slots: Iterable[Slot],
+    costs: StageCosts,
+    capacity: float,
+    paces: Sequence[float] | None = None,
+    replicas: int = 1,
 ) -> list[Ran]:
-    """The same where the devices share the cores of one processor, and nothing is copied between them."""
+    """The same where the devices share the cores of one processor, and nothing is copied between them.
+
+    So do the devices of all replicas, which are taken to be at work when these are.
+    """
     num_stages = len(costs.forward)
     orders: list[list[StageTask]] = [[] for _ in range(costs.num_devices)]
     for slot in slots:
@@ -75,5 +85,5 @@ def run_shared(
         for task in order
     }
     need: Callable[[StageTask], StageTask | None] = lambda task: needed(task, num_stages)  # noqa: E731
-    times = share(orders, seconds, need, capacity)  # type: ignore[arg-type]
+    times = share(orders, seconds, need, capacity, replicas)  # type: ignore[arg-type]
     return [(task.stage % costs.num_devices, *times[task], task) for order in orders for task in order]

@@ -8,9 +8,9 @@ import tensorflow as tf
 from colonnade.run.asynchronous.push import Pushes
 from colonnade.run.asynchronous.slice_call import SliceCall, SliceReport, SliceResults
 from colonnade.run.batch.split import Arguments
-from colonnade.run.engine.gradients import components, divided, divisor, gradient_specs, slice_specs
+from colonnade.run.engine.gradients import components, divided, divisor, slice_specs
 from colonnade.run.engine.guard import Guard
-from colonnade.run.engine.traces import Traces
+from colonnade.run.engine.traces import Traces, gradient_specs
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Share
 from colonnade.run.trace.captures import Capture

@@ -1,7 +1,7 @@
 """What happens at `sync=cn.Asynchronous()`: each slice's gradient is applied as soon as it is ready."""
 
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, NotFinite, Problem
+from colonnade.hardware import devices as hardware
 from colonnade.reason.simulator.staleness import ReadOrApply
 from colonnade.run.asynchronous.device_calls import DeviceCalls
 from colonnade.run.asynchronous.step_record import Slicing
@@ -51,6 +52,8 @@ class AsynchronousEngine:
         self.steps = 0  # as the user's optimizer counts them
         self.made = 0  # global steps, those without an update included
         self._damping = damping
+        # Looks at the first batch, once all is prepared for it and before anything is trained.
+        self.examine: Callable[[Arguments], Any] | None = None
         # TensorFlow's profiler sees nothing of a slice, so the graph notes what a profile tells.
         self.traces = Traces(settings, turning=True)
         self._guard = Guard(settings, self.traces)
@@ -101,6 +104,9 @@ class AsynchronousEngine:
         }
         if not self._slicings:  # later the user's counter is behind
             self.steps = calls.pushes.steps()
+        if self.examine is not None:
+            examine, self.examine = self.examine, None
+            examine(batch)
         _, dtype, metrics = self.traces.outcome_spec(batch, counts)
         return Slicing(sum(counts), counts, calls.cut(batch, counts), each, tuple(metrics), dtype)
 
@@ -119,16 +125,28 @@ class AsynchronousEngine:
         return self.traces.estimated(batch, self.cut(batch), self._refused, self._memory)
 
     def _memory(self, traced: Objective, part: Arguments, num_active: int) -> Memory:
-        """Every device has the parameters that it read; the first has the shared ones too, and the slots."""
+        """Every device has the parameters that it read; the first has the shared ones too, and the slots.
+
+        Of cards the first also has those that others have read and that are on their way to them: if each
+        has read after another update, as many.
+        """
         mirrored = of_replicas(traced, self.optimizer, part, self.devices, "mirrored", num_active)
         first, *others = mirrored.devices
-        first = replace(first, parameters=2 * first.parameters)
+        sent = len(others) if hardware.are_cards(self.devices) else 0
+        first = replace(first, parameters=(2 + sent) * first.parameters)
         return Memory((first, *(replace(other, slots=0) for other in others)))
 
     def read_parameters(self) -> list[Any]:
         """The parameters as they are."""
         assert self._calls is not None
         return self._calls.read_parameters()
+
+    def brought(self, i: int, read: list[Any]) -> list[Any]:
+        """What a device has read, on that device: the first card need not hold what others compute with."""
+        if i == 0 or not hardware.is_card(self.devices[i]):
+            return read
+        with tf.device(self.devices[i]):
+            return [tf.identity(tensor) for tensor in read]
 
     def worked(self, i: int) -> None:
         self._worked.add(i)
@@ -254,7 +272,7 @@ class AsynchronousEngine:
     def next_join(self, step: int) -> int:
         return step
 
-    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+    def explained(self, error: tf.errors.OpError) -> Exception:
         return error
 
     def homes(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from colonnade.run.asynchronous.schedule_clock import by_global_step
 from colonnade.run.engine.gradients import divided
 from colonnade.run.step.objective import now
-from colonnade.run.step.update import as_divided, as_keras
+from colonnade.run.step.update import apply_to, as_keras
 from colonnade.run.step.xla import fast
 from colonnade.run.trace.fast_call import Call
 from colonnade.run.variables.homes import copy_of
@@ -102,7 +102,7 @@ class Pushes:
             for read in scales:  # the optimizer divides by its scale of now
                 gradients = [divided(gradient, read / self.factor()) for gradient in gradients]
             with by_global_step(optimizer, step):
-                optimizer.apply(as_divided(gradients, optimizer), trained)
+                apply_to(optimizer, gradients, trained)
             return tf.constant(0)
 
         return apply

@@ -121,6 +121,7 @@ class AsynchronousStream:
         self._few = len(self._engine.devices)  # with so many slices in the queue, others are fetched
         self._ended = time.perf_counter()  # when steps were taken
         self._unpaid = 0.0  # seconds in which steps were made that nobody has taken
+        self._waited = 0.0  # seconds for batches while none was there to take, since steps were taken
         self._engine.begin()
         kind = DeviceThreads if self._engine.order is None else FixedOrder
         self._workers: DeviceThreads | FixedOrder = kind(self._engine)
@@ -194,11 +195,14 @@ class AsynchronousStream:
         for _ in range(2 * len(self._engine.devices)):
             if self._left <= 0 or self._workers.waiting >= 2 * self._few:
                 return
+            asked, prepared = time.perf_counter(), self._loop.preparing
             try:
                 batch = next(self._batches, None)
             except Exception as error:
                 self._failed = error
                 return
+            if not self._workers.waiting:
+                self._waited += time.perf_counter() - asked - (self._loop.preparing - prepared)
             if batch is None:
                 return
             self._left -= 1
@@ -222,7 +226,7 @@ class AsynchronousStream:
     def _chunk(self, records: Sequence[StepRecord], seconds: float) -> Chunk | None:
         if not records:
             return None
-        idle = self._loop.idle
+        idle, waited, self._waited = self._loop.idle, self._waited, 0.0
         for step in records:
             if idle < MOST_SKIPPED:
                 idle = 0 if step.updates else idle + 1
@@ -236,5 +240,6 @@ class AsynchronousStream:
             skipped=sum(step.skipped for step in records),
             updates=sum(step.updates for step in records),
             idle=idle,
+            waited=min(waited, seconds),
             ages=dict(sum((step.ages for step in records), Counter())),
         )

@@ -31,6 +31,9 @@ class SharedParameters(Protocol):
     def read_parameters(self) -> list[Any]:
         """The parameters as they are."""
 
+    def brought(self, device: int, read: list[Any]) -> list[Any]:
+        """What a device has read, where it computes with it."""
+
     def worked(self, device: int) -> None:
         """The device has changed its states."""
 
@@ -188,7 +191,7 @@ class DeviceThreads:
         parameters: list[Any] | None = None
         try:
             while piece is not None and piece.step.number < self._until:
-                parameters = parameters or self.access.read(device)
+                parameters = self._shared.brought(device, parameters or self.access.read(device))
                 following = self._following()
                 finished, parameters = self.access.work(device, piece, parameters, more=following is not None)
                 self._results.append(finished)
@@ -250,7 +253,8 @@ class FixedOrder:
             assert event is not None
             kind, device = event
             if kind == "read" and self._queue:
-                self._held[device] = self._queue.popleft(), self.access.read(device)
+                read = self._shared.brought(device, self.access.read(device))
+                self._held[device] = self._queue.popleft(), read
             elif kind == "apply" and device in self._held:
                 piece, parameters = self._held.pop(device)
                 try:

@@ -1,7 +1,7 @@
-"""Decides how many rows of a batch each device gets: the same, or more where a device is faster."""
+"""Decides how many rows of a batch each device gets where faster ones get more, from the time they take."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,47 +16,11 @@ WORTH = 0.1
 ALIKE = 0.1
 
 
-class Shares(Protocol):
-    """Sizes of slices."""
-
-    timed: bool  # whether replicas have to tell how long they took
-    speeds: np.ndarray  # of the devices, as far as they are measured; only their ratios count
-
-    def counts(self, total: int) -> tuple[int, ...]:
-        """Rows for each device."""
-
-    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
-        """In the graph of a step: how long the devices took for so many rows."""
-
-    def reconsider(self) -> None:
-        """Between calls: change the sizes, if that is worth it."""
-
-
-class EvenShares:
-    """Sizes that differ by at most one row."""
-
-    timed = False
-
-    def __init__(self, num_devices: int) -> None:
-        self.speeds = np.ones(num_devices)
-
-    def counts(self, total: int) -> tuple[int, ...]:
-        return sizes(total, len(self.speeds))
-
-    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
-        pass
-
-    def reconsider(self) -> None:
-        pass
-
-
 class MeasuredShares:
-    """Sizes in proportion to the speed that was measured, changed rarely."""
-
-    timed = True
+    """Sizes of slices in proportion to the speed that was measured, changed rarely."""
 
     def __init__(self, num_devices: int) -> None:
-        self.speeds = np.ones(num_devices)  # in rows per second, or just equal
+        self.speeds = np.ones(num_devices)  # in rows per second, or just equal; only their ratios count
         self._window = FIRST_WINDOW
         with tf.device("/device:CPU:0"):
             # For each device: steps, seconds and rows since the last change.
@@ -65,17 +29,20 @@ class MeasuredShares:
         self._warm = False
 
     def counts(self, total: int) -> tuple[int, ...]:
+        """Rows for each device."""
         if total < len(self.speeds):
             return sizes(total, len(self.speeds))
         return proportional(total, self.speeds)
 
     def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
+        """In the graph of a step: how long the devices took for so many rows."""
         idle = len(self.speeds) - len(counts)
         rows = tf.constant([*counts, *[0] * idle], tf.float64)
         took = tf.concat([tf.stack(seconds), tf.zeros([idle], tf.float64)], axis=0)
         self._measured.assign_add(tf.stack([tf.ones_like(rows), took, rows]))
 
     def reconsider(self) -> None:
+        """Between calls: change the sizes, if that is worth it."""
         steps, seconds, rows = self._measured.numpy()
         if not self._warm:
             # A first call of a graph takes longer, and not on all devices alike.

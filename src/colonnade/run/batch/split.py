@@ -88,6 +88,12 @@ def pack(nest: Any, leaves: Iterator[Any]) -> Any:
     return type(nest)(*children) if hasattr(nest, "_fields") else type(nest)(children)
 
 
+def with_tensors(nest: Any, tensors: Sequence[Any]) -> Any:
+    """The same nest with other tensors; what is none stays, such as a Python number."""
+    others = iter(tensors)
+    return pack(nest, iter([next(others) if is_tensor(leaf) else leaf for _, leaf in flatten(nest)]))
+
+
 def _is_nest(value: Any) -> bool:
     return isinstance(value, dict | list | tuple) or (is_dataclass(value) and not isinstance(value, type))
 

@@ -29,16 +29,23 @@ class Widths:
 
     def opened(self, batch: Arguments) -> Arguments:
         """The batch, with all dims open that vary by now; of ragged and sparse tensors they are anyway."""
-        plain = [leaf.role in TENSORS and isinstance(leaf.value, tf.Tensor) for leaf in batch.leaves]
-        shapes = [
-            tuple(leaf.value.shape) if is_plain else ()
-            for leaf, is_plain in zip(batch.leaves, plain, strict=True)
-        ]
+        shapes, kind = _shapes(batch), kind_of(batch)
         ranks = [range(1, len(shape)) for shape in shapes]
-        kind = batch.opened([tuple(dims) for dims in ranks]).resized(1).key()
         first = self._first.setdefault(kind, shapes)
         said = [self._said.get(leaf.path, set()) for leaf in batch.leaves]
         opened = self._open.setdefault(kind, [set(dims) for dims in said])
         for dims, rank, shape, before in zip(opened, ranks, shapes, first, strict=True):
             dims.update(i for i in rank if shape[i] != before[i])
         return batch.opened([tuple(sorted(dims)) for dims in opened]) if any(opened) else batch
+
+
+def kind_of(batch: Arguments) -> Hashable:
+    """Equal for batches of one structure, whatever their dims."""
+    return batch.opened([tuple(range(1, len(shape))) for shape in _shapes(batch)]).resized(1).key()
+
+
+def _shapes(batch: Arguments) -> list[tuple[int | None, ...]]:
+    """Of plain tensors; of all else there is none."""
+    plain = [leaf.role in TENSORS and isinstance(leaf.value, tf.Tensor) for leaf in batch.leaves]
+    pairs = zip(batch.leaves, plain, strict=True)
+    return [tuple(leaf.value.shape) if is_plain else () for leaf, is_plain in pairs]

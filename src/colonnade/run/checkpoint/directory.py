@@ -2,17 +2,19 @@
 
     run/
       step-000000000400/        committed: it got this name by a rename, after everything in it was on disk
-      .new-000000000500/        being written; nobody counts it
-      .old-000000000100/        being removed; nobody counts it
+      .new-000000000500-1f0e/   being written; nobody counts it
+      .old-000000000100-a7c3/   being removed; nobody counts it
       step-000000000300.damaged set aside: it was found damaged when a run went on from an older one
 
 A process that dies at any moment leaves a `.new-` or an `.old-` directory behind at most, which the next
-owner of the directory removes.
+owner of the directory removes. The digits at its end are those of one save: a program that has lost the
+directory, and does not know it yet, cannot take for its own what the new owner writes.
 """
 
 import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +25,8 @@ from colonnade.run.checkpoint.manifest import MANIFEST, SEAL, Flaw, Manifest, Un
 
 STEP = re.compile(r"step-(\d{12})")
 ASIDE = re.compile(r"step-(\d{12})\.damaged")
-LEFT_OVER = re.compile(r"\.(new|old)-\d{12}|\.(owner|fence)-[0-9a-f]{8}")
+# Before there were digits at their end, `.new-` and `.old-` had none.
+LEFT_OVER = re.compile(r"\.(new|old)-\d{12}(-[0-9a-f]{4})?|\.(owner|fence)-[0-9a-f]{8}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -93,9 +96,8 @@ class Archive:
             manifest: what it says of itself; the list of files is added here.
             write: writes the files into the directory that it is given.
         """
-        new = self.directory / f".new-{manifest.step:012d}"
+        new = self._unnamed("new", manifest.step)
         try:
-            _remove(new)
             new.mkdir()
             write(new)
             names = sorted(path.name for path in new.iterdir())
@@ -119,8 +121,7 @@ class Archive:
         if keep is None:
             return
         for step, name in sorted(self._steps())[:-keep]:
-            old = self.directory / f".old-{step:012d}"
-            _remove(old)
+            old = self._unnamed("old", step)
             # Out of sight first: a step that is half removed would look like a damaged one.
             os.rename(self.directory / name, old)
             _remove(old)
@@ -137,6 +138,12 @@ class Archive:
         _remove(aside)
         os.rename(saved.path, aside)
         sync(self.directory)
+
+    def _unnamed(self, what: str, step: int) -> Path:
+        """A name that nobody counts and nobody else has."""
+        while os.path.lexists(path := self.directory / f".{what}-{step:012d}-{secrets.token_hex(2)}"):
+            pass
+        return path
 
     def _steps(self) -> list[tuple[int, str]]:
         matches = [STEP.fullmatch(name) for name in self._names()]

@@ -23,10 +23,10 @@ from colonnade.run.checkpoint.directory import FULL
 
 LOCK = ".lock"
 OWNER = ".owner"
-# Which start of a cluster saves here. A machine that is cut off from shared storage may lose its lock to a
-# later start, and not know it when it comes back: it looks here before it writes.
+# Whose turn it is to save here. A machine that is cut off from shared storage may lose its lock to a later
+# start, on one machine or on several, and not know it when it comes back: it looks here before it writes.
 FENCE = ".fence"
-# An owner writes his name right after he got the lock.
+# An owner writes his name right after he got the lock; shared storage may show it a moment later elsewhere.
 PATIENCE = 2.0
 
 
@@ -36,14 +36,16 @@ class Ownership:
 
     directory: Path
     inode: tuple[int, int]  # nobody else can have it while the file is open
-    token: str | None = None  # of the start of a cluster that saves, if it is one
+    token: str  # of this owner alone; it is in the fence
 
     @property
     def lost(self) -> str | None:
         """What has become of the lock, if it is not in its place any more."""
         if not self.directory.is_dir():
             return "the directory was removed or moved"
-        if self.token is not None and (other := _fenced(self.directory)) != self.token:
+        if (other := _fenced(self.directory)) is None:
+            return f"the file {FENCE} in it was removed"
+        if other != self.token:
             return f"another start took it over ({other.partition(',')[0]})"
         with contextlib.suppress(FileNotFoundError):
             if _inode(self.directory / LOCK) == self.inode:
@@ -60,8 +62,8 @@ class Ownership:
 def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]:
     """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does.
 
-    Of a cluster the `generation` is told, how often it was started: what comes back of an earlier start
-    that had lost its lock cannot save any more.
+    What comes back of an earlier start that had lost its lock cannot save any more. Of a cluster the
+    `generation` is told, how often it was started, for the words that the earlier start is given.
     """
     lock = FileLock(directory / LOCK)
     try:
@@ -69,7 +71,7 @@ def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]
     except Timeout:
         raise CheckpointInUse(str(directory), *_owner(directory)) from None
     try:
-        token = None if generation is None else _fence(directory, generation)
+        token = _fence(directory, generation)
         ownership = Ownership(directory, _inode(directory / LOCK), token)
         _sign(directory)
         try:
@@ -81,20 +83,29 @@ def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]
         lock.release()
 
 
-def _fence(directory: Path, generation: int) -> str:
-    """Say that this start of a cluster saves here, so that no other one does that does not know of it."""
-    token = f"start {generation} of its machines, {secrets.token_hex(8)}"
-    new = directory / f"{FENCE}-{secrets.token_hex(4)}"
-    new.write_text(token, encoding="ascii")
-    os.replace(new, directory / FENCE)
+def is_fenced_by(directory: Path, token: str) -> bool:
+    """Whether this is the directory in which an owner on another machine has left his token."""
+    deadline = time.monotonic() + PATIENCE
+    while _fenced(directory) != token:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _fence(directory: Path, generation: int | None) -> str:
+    """Say that this start saves here, so that no other one does that does not know of it."""
+    who = "a program alone" if generation is None else f"start {generation} of its machines"
+    token = f"{who}, {secrets.token_hex(8)}"
+    _put(directory, FENCE, token)
     return token
 
 
-def _fenced(directory: Path) -> str:
+def _fenced(directory: Path) -> str | None:
     """Who said last that he saves here."""
     with contextlib.suppress(FileNotFoundError):
-        return (directory / FENCE).read_text(encoding="ascii", errors="replace")
-    return "nobody"
+        return (directory / FENCE).read_text(encoding="utf-8", errors="replace")
+    return None
 
 
 def _inode(path: Path) -> tuple[int, int]:
@@ -103,10 +114,15 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _sign(directory: Path) -> None:
-    new = directory / f"{OWNER}-{secrets.token_hex(4)}"
+    _put(directory, OWNER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+
+
+def _put(directory: Path, name: str, text: str) -> None:
+    """Write a small file, whole or not at all."""
+    new = directory / f"{name}-{secrets.token_hex(4)}"
     try:
-        new.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
-        os.replace(new, directory / OWNER)
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, directory / name)
     except OSError as error:
         new.unlink(missing_ok=True)
         if error.errno in FULL:

@@ -24,7 +24,7 @@ from colonnade.errors import DamagedCheckpoint, InvalidArgument, Problem, check
 from colonnade.hardware.profile import mark
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.directory import Archive, make
-from colonnade.run.checkpoint.lock import LOCK, owned
+from colonnade.run.checkpoint.lock import LOCK, is_fenced_by, owned
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.program_exit import interactive, leave
 from colonnade.run.checkpoint.restore import restore
@@ -97,33 +97,35 @@ class Saver:
     def __enter__(self) -> "Saver":
         try:
             make(self._directory)
-            (self._directory / LOCK).touch()
+            if self._peers.is_first:
+                (self._directory / LOCK).touch()
         except OSError as error:
             rule, fix = f"cannot be written ({error.strerror})", "Name a directory of yours"
             problem = Problem("directory", str(self._directory), rule, fix)
             raise InvalidArgument("Checkpoint()", [problem]) from None
+        token = None
         with ExitStack() as stack:
             if self._peers.is_first:
                 ownership = stack.enter_context(owned(self._directory, self._peers.generation))
                 thread = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
                 self._writer = Writer(self._archive, ownership, self._checkpoint.keep, thread)
                 self._archive.sweep()
-                self._saved = self._find()
+                self._saved, token = self._find(), ownership.token
             if self._peers.several:
-                self._saved = self._found_by_first()
+                self._saved = self._found_by_first(token)
             self._stack = stack.pop_all()
         return self
 
-    def _found_by_first(self) -> Manifest | None:
-        """What all machines go on from: the step that the first one found."""
-        own = [self._saved.step if self._saved is not None else None, str(self._directory)]
-        step, _ = self._peers.exchange("the saved step to go on from", own)[0]
+    def _found_by_first(self, token: str | None) -> Manifest | None:
+        """What all machines go on from: the step that the first one found, where its token is."""
+        own = [self._saved.step if self._saved is not None else None, token]
+        step, token = self._peers.exchange("the saved step to go on from", own)[0]
         path, saved = self._archive.directory, None
         if not self._peers.is_first and step is not None:
             same = [one for one in self._archive.saved() if one.step == step and one.manifest is not None]
             saved, path = (same[0].manifest, same[0].path) if same else (None, path)
-        here = saved is not None or step is None or self._peers.is_first
-        shared = here and (self._directory / LOCK).exists()
+        here = saved is not None or step is None
+        shared = self._peers.is_first or (is_fenced_by(self._directory, str(token)) and here)
         fix = "Name a directory that all machines share"
         self._peers.agree("Checkpoint()", {"directory": "shared" if shared else "not the same"}, fix)
         if self._peers.is_first:
@@ -198,7 +200,8 @@ class Saver:
             self._begin, self._last = self._saved.begin, self._saved.step
             self._go_to(self._saved)
         batch = self._batches.like()
-        if batch is None:
+        everyone = self._peers.exchange("the first batch", batch is not None)
+        if batch is None or not all(everyone):
             return None  # no data at all, of which the fit speaks
         self._engine.prepare(batch)
         for lost in self._engine.state().lost:
@@ -306,6 +309,8 @@ class Saver:
         state = self._engine.state()
         values = state.snapshot()
         if self._peers.several:
+            # A callback of any machine ends the fit of all.
+            stopped = any(self._peers.exchange("whether the fit was ended", stopped))
             one_of_all(self._peers, state, f"the checkpoint of step {record.step}")
             values |= replicas_of_all(self._peers, state)
         self._last = record.step

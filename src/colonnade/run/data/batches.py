@@ -15,7 +15,7 @@ from colonnade.run.data.iterator_state import (
     restore_iterator,
     save_iterator,
 )
-from colonnade.run.data.pass_ahead import EpochPace, PassAhead
+from colonnade.run.data.pass_ahead import EpochPace, PassAhead, iterator_after
 from colonnade.run.data.shuffles import Shuffles
 
 # The size of the batch at hand where the data end; one of 0 rows is a mistake, and told as that.
@@ -37,6 +37,7 @@ class Batches:
         exact: whether the place in the data can be told.
         ahead: whether to fetch the first batch; if not, `seek` comes next, and finds the shuffles as new.
         most: how many batches will be taken, at most, if that is known.
+        watched: whether others may go through the dataset meanwhile.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Batches:
         exact: bool = False,
         ahead: bool = True,
         most: int | None = None,
+        watched: bool = False,
     ) -> None:
+        self._watched = watched
         self._names, self._keywords = names, keywords
         self._structure = dataset.element_spec
         self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
@@ -101,10 +104,17 @@ class Batches:
             self.iterator, self._start = ready.iterator, ready.start
             self._pace.fill = max(self._pace.fill, ready.seconds)
             return first
-        self.iterator = iter(self._dataset)
+        self.iterator = iterator_after(self._own_seeds(), self._dataset)
         if self.exact:
             self._start = save_iterator(self.iterator, "fit()")
         return None
+
+    def _own_seeds(self) -> Any:
+        """The state after which the next pass draws its seeds, if others may have drawn since.
+
+        Where a pass draws seeds later than at its start, that does not tell of them.
+        """
+        return self._start if self._watched and self._ordered and not self._whole else None
 
     def _look_ahead(self) -> None:
         """Begin the next pass, where that changes nothing.
@@ -115,15 +125,16 @@ class Batches:
         safe = self.exact and self._ordered and not self._whole
         wanted = self.begun < self.passes and not 0 <= self._most <= self.cardinality * self.begun
         if safe and wanted and (self._finished or not self._shuffles.caches):
-            self._following = PassAhead(self._dataset)
+            self._following = PassAhead(self._dataset, self._own_seeds())
 
     def close(self) -> None:
-        """At the end of a fit: let shuffles be as if no pass had been begun ahead."""
-        if self._following is not None:
-            self._following.drop()
-            self._following.first()
-            restore_iterator(self._following.iterator, self._start, "fit()")
-            self._following = None
+        """At the end of a fit: let shuffles be as if no pass had been begun ahead, and by nobody else."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.drop()
+            following.first()
+        if following is not None or self._own_seeds() is not None:
+            restore_iterator(iter(self._dataset), self._start, "fit()")
 
     def _fetch(self, following: Any = None) -> None:
         if following is None:

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check, is_whole
+from colonnade.run.batch.split import flatten, pack
+from colonnade.run.move.slices_ahead import HOST
 from colonnade.run.trace.concrete import unconverted
 
 
@@ -37,8 +39,15 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         return _from_batches(data, where).map(unconverted(as_arguments))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
-    with tf.device("/device:CPU:0"):  # or they would go to the first card, and back
+    with tf.device(HOST):  # or they would go to the first card, and back
         return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def on_host(data: Any) -> Any:
+    """A batch with its arrays as tensors of the host; else they would go to the first card, and back."""
+    with tf.device(HOST):
+        leaves = [tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v for _, v in flatten(data)]
+    return pack(data, iter(leaves))
 
 
 def _rankless(spec: Any) -> Iterator[Problem]:

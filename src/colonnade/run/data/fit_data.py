@@ -18,12 +18,14 @@ class FitData:
         dataset: its batches.
         names, keywords: of the loss function's arguments.
         passes: how often to go through the dataset, each time with an iterator of its own.
+        watched: whether others may go through the dataset between steps, as callbacks may.
     """
 
     dataset: tf.data.Dataset
     names: Sequence[str]
     keywords: dict[str, Any]
     passes: int = 1
+    watched: bool = False
 
     @classmethod
     def of(
@@ -35,6 +37,7 @@ class FitData:
         keywords: dict[str, Any],
         *,
         exact: bool,
+        watched: bool = False,
     ) -> "FitData":
         """What a user passed to a fit, repeated as often as it goes through them.
 
@@ -47,7 +50,7 @@ class FitData:
             dataset = dataset.repeat()
         elif epochs is not None and passes == 1:
             dataset = dataset.repeat(epochs)
-        return cls(dataset, names, keywords, passes)
+        return cls(dataset, names, keywords, passes, watched)
 
     def expected(self, steps: int | None) -> int | None:
         """How many steps there will be, as far as one can tell, of at most so many."""
@@ -58,4 +61,13 @@ class FitData:
         self, dataset: tf.data.Dataset, *, exact: bool, ahead: bool, most: int | None = None
     ) -> Batches:
         """The batches of what is left of the dataset (see `Batches`)."""
-        return Batches(dataset, self.names, self.keywords, self.passes, exact=exact, ahead=ahead, most=most)
+        return Batches(
+            dataset,
+            self.names,
+            self.keywords,
+            self.passes,
+            exact=exact,
+            ahead=ahead,
+            most=most,
+            watched=self.watched,
+        )

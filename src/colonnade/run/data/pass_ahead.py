@@ -4,6 +4,10 @@ A shuffle fills its buffer before it gives the first batch, and an iterator does
 for one. So the next iterator is made as soon as the pass before it has begun, which draws its seeds, and is
 asked for its first batch as late as it can be, since a full buffer takes memory. A thread does both: to make
 an iterator takes long, too, where the data are a part of the dataset.
+
+All iterators over a dataset draw from the same seeds. Where others may go through it during the fit, as an
+evaluation in a callback, seeds are first set back to those that come after the pass at hand, and nobody else
+has a turn until the next pass has drawn its own, and its state is known.
 """
 
 import threading
@@ -12,26 +16,33 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.data.iterator_state import save_iterator
+from colonnade.run.data.iterator_state import restore_iterator, save_iterator
 
 # The first batch is asked for when what is left of the pass takes so many times as long, and a little.
 EARLY, MARGIN = 2.0, 0.5
 
 
 class PassAhead:
-    """The pass that comes next: its iterator, and its state before the first batch."""
+    """The pass that comes next: its iterator, and its state before the first batch.
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        self._dataset = dataset
+    Args:
+        dataset: what it goes through.
+        after: the state at the start of the pass before it, where others may have drawn seeds since.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, after: Any = None) -> None:
+        self._dataset, self._after = dataset, after
         self.iterator: Any = None
         self.start: Any = None
         self._first: Any = None
         self._failed: Exception | None = None
-        self._asked, self._over = threading.Event(), threading.Event()
+        self._asked, self._over, self._drawn = threading.Event(), threading.Event(), threading.Event()
         self.seconds = 0.0  # until the first batch was there
         # A program that ends without a word does not wait for it; the end of a fit does.
         self._thread = threading.Thread(target=self._begin, name="colonnade-next-pass", daemon=True)
         self._thread.start()
+        if after is not None:
+            self._drawn.wait()
 
     @property
     def asked(self) -> bool:
@@ -43,16 +54,20 @@ class PassAhead:
 
     def _begin(self) -> None:
         try:
-            self.iterator = iter(self._dataset)
+            self.iterator = iterator_after(self._after, self._dataset)
+            # It tells how many seeds were drawn by all, at this moment.
             self.start = save_iterator(self.iterator, "fit()")
+            self._drawn.set()
             self._asked.wait()
-            begun = time.perf_counter()
+            asked = time.perf_counter()
             if not self._over.is_set():
                 self._first = self.iterator.get_next_as_optional()
                 self._first.has_value()
-            self.seconds = time.perf_counter() - begun
+            self.seconds = time.perf_counter() - asked
         except Exception as error:  # told to whoever takes the pass
             self._failed = error
+        finally:
+            self._drawn.set()
 
     def first(self) -> Any:
         """The first batch as an optional; None if it was not asked for. The rest is the iterator's."""
@@ -67,6 +82,13 @@ class PassAhead:
         """Nobody wants the first batch; it is not fetched, unless that has begun."""
         self._over.set()
         self._asked.set()
+
+
+def iterator_after(state: Any, dataset: tf.data.Dataset) -> Any:
+    """An iterator over the dataset, with the seeds that follow on those of a state, if there is one."""
+    if state is not None:
+        restore_iterator(iter(dataset), state, "fit()")
+    return iter(dataset)
 
 
 class EpochPace:

@@ -55,28 +55,3 @@ def plus(gradient: Any, extra: Any) -> Any:
 def components(gradients: Sequence[Any]) -> list[Any]:
     """The plain tensors of the gradients that there are."""
     return tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
-
-
-def gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
-    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
-
-    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
-    sparse gradient vary.
-    """
-    return [
-        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
-    ]
-
-
-def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
-    if gradient is None or isinstance(gradient, tf.IndexedSlicesSpec | tf.TensorSpec):
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlicesSpec(
-            shape=shape,
-            dtype=gradient.dtype,
-            indices_dtype=gradient.indices.dtype,
-            dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
-            indices_shape=[None],
-        )
-    return tf.TensorSpec(shape, gradient.dtype)

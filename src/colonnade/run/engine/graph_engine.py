@@ -12,18 +12,23 @@ A way of training is a class on top of this one. It says at most six things:
 The rest is here: traces, the guard against NaN, the loop, what a checkpoint keeps, what users look at.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.hardware import devices as hardware
+from colonnade.hardware.clusters.whereabouts import Progress
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Links, Outcome, Settings, Then
 from colonnade.run.engine.traces import Traces
-from colonnade.run.memory.estimate import Memory, of_replicas
+from colonnade.run.machines.call_pace import CallPace
+from colonnade.run.memory.estimate import Memory, of_replicas, with_slices_ahead
+from colonnade.run.move.slices_ahead import SlicesAhead
 from colonnade.run.step.objective import Objective
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import SavedState, resume, state_of
@@ -37,6 +42,9 @@ class GraphEngine:
         self.traces = traces or Traces(settings)
         self.guard = Guard(settings, self.traces)
         self._housed: Homes | None = None
+        self._places: dict[Hashable, SlicesAhead] = {}  # by the kind of a batch and of its slices
+        # Looks at the first batch, once all is prepared for it and before anything is trained.
+        self.examine: Callable[[Arguments], Any] | None = None
 
     def counts(self, rows: int) -> tuple[int, ...]:
         """How many rows of a batch each replica gets."""
@@ -49,7 +57,8 @@ class GraphEngine:
     def estimate(self, largest: Objective, part: Arguments, num_active: int) -> Memory:
         """The memory that each device needs, told from the largest slice and its trace."""
         mode, by = self.settings.mode, self.settings.dealt
-        return of_replicas(largest, self.optimizer, part, self.devices, mode, num_active, by)
+        memory = of_replicas(largest, self.optimizer, part, self.devices, mode, num_active, by)
+        return memory if self.settings.peers.several else with_slices_ahead(memory, part, num_active)
 
     def house(self) -> Homes:
         """Find a home for parameters and slots, which are known by now."""
@@ -93,19 +102,35 @@ class GraphEngine:
         self.traces.prepare(batch, self.cut(batch), self.refused, self.estimate)
         if self._housed is None:
             self._housed = self.house()
-        self.bind()
+        self.bind(self._housed)
+        self.examined(batch)
 
-    def bind(self) -> None:
+    def examined(self, batch: Arguments) -> None:
+        """Let the first batch be looked at, once."""
+        if self.examine is not None:
+            examine, self.examine = self.examine, None
+            examine(batch)
+
+    def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
         for objective in self.traces.objectives:
             for i in range(len(self.devices)):
-                self.housed.bindings(i, objective.captures)
+                housed.bindings(i, objective.captures)
 
     def cut(self, batch: Arguments) -> tuple[int, ...]:
         """The sizes of the slices of such a batch."""
         rows = batch.size("the batch")
         assert rows is not None
         return self.counts(rows)
+
+    def ahead(self, batch: Arguments) -> SlicesAhead | None:
+        """Places for the slices of such batches, where a copy to a device takes time. In eager code."""
+        if self.settings.peers.several or not hardware.are_cards(self.devices):
+            return None
+        kind = batch.key(), self.cut(batch)
+        if kind not in self._places:
+            self._places[kind] = SlicesAhead(batch, self.cut(batch), self.devices)
+        return self._places[kind]
 
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves."""
@@ -119,6 +144,9 @@ class GraphEngine:
         """An estimate of what a step on such a batch takes on each device; makes no variables."""
         return self.traces.estimated(batch, self.cut(batch), self.refused, self.estimate)
 
+    def begin(self, batch: Arguments) -> None:
+        """In eager code, before steps on batches like this one."""
+
     def took(self, rows: int, steps: int, seconds: float) -> None:
         """So many steps, on batches of so many rows, took so long."""
 
@@ -130,9 +158,18 @@ class GraphEngine:
         if self._housed is not None:
             self._housed.leave()
 
+    def lends(self) -> Homes | None:
+        """Copies of the user's variables on every card, if there are some: to be read between steps."""
+        own = self._housed
+        lent = own is not None and own.mode == "mirrored" and hardware.are_cards(self.devices)
+        return own if lent and not self.settings.peers.several else None
+
     def distrust(self) -> None:
         if self._housed is not None:
             self._housed.distrust()
+
+    def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
+        return self.settings.peers.calling(progress, pace)
 
     def state(self) -> SavedState:
         """What a checkpoint keeps (see `Resumable`)."""
@@ -147,7 +184,7 @@ class GraphEngine:
         """The first step from here on after which the replicas agree: every step, if nothing else is said."""
         return step
 
-    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+    def explained(self, error: tf.errors.OpError) -> Exception:
         return self.guard.explained(error, self.culprit)
 
     def culprit(self, replica: int, bad: Sequence[str]) -> str:

@@ -65,9 +65,7 @@ class Guard:
         with tf.control_dependencies([asserted]):
             return tf.identity(left_out)
 
-    def explained(
-        self, error: tf.errors.InvalidArgumentError, culprit: Callable[[int, Sequence[str]], str]
-    ) -> Exception:
+    def explained(self, error: tf.errors.OpError, culprit: Callable[[int, Sequence[str]], str]) -> Exception:
         """If the guard of the update spoke: which device, step and variable; else the error as it is.
 
         `culprit` tells the device from the replica and the names of the variables with bad gradients.

@@ -45,7 +45,9 @@ class History:
     interrupted: bool = False
     resumed: int | None = None  # the saved step from which the fit went on
     stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
-    predicted: Prediction | None = None  # of the plan, where the trainer was made with one
+    waited: float = 0.0  # seconds of these in which steps waited for the next batch
+    predicted: Prediction | None = None  # of the plan, or from the first batch
+    unpredicted: str | None = None  # why there is no prediction, where there is none
     compiled: str | None = None  # what became of `compile=`, and why
 
     timeline: Timeline | None = None  # of the steps that were profiled

@@ -7,7 +7,8 @@
 Engines whose step is a graph share one loop (see `graph_loop`); the asynchronous one has its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,14 +16,18 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.clusters.whereabouts import Progress
 from colonnade.run.batch.split import Arguments
 from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
-from colonnade.run.engine.compilation import Compilation
+from colonnade.run.machines.call_pace import CallPace
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.memory.estimate import Memory
 from colonnade.run.move.reduce import Order, order_for, tree_for
 from colonnade.run.move.reductions import AUTO, TREE
+from colonnade.run.move.slices_ahead import SlicesAhead
+from colonnade.run.parallel.compilation import Compilation
+from colonnade.run.trace.keras_owner import not_frozen
 from colonnade.run.variables.homes import MODES
 
 
@@ -38,7 +43,7 @@ class Settings:
     on_nan: str | None = "stop"
     dealt: str = "size"  # how partitioned variables are dealt
     # Which of the variables that the function uses are trained; by default those that are not frozen.
-    trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] | None = None
+    trainable: Callable[[Sequence[tf.Variable]], Sequence[tf.Variable]] = not_frozen
     # What the optimizer is made for; by default the trained variables, in the order of their use.
     optimized: Callable[[], Sequence[Any]] | None = None
     compilation: Compilation = field(default_factory=Compilation)
@@ -80,6 +85,7 @@ class Chunk:
     skipped: int
     updates: int
     ages: dict[int, int] = field(default_factory=dict)  # how many gradients of each age were applied
+    waited: float = 0.0  # seconds of these in which the next batch was waited for
     idle: int = 0  # steps in a row without an update: up to the end, or up to the first time it was too many
 
 
@@ -133,6 +139,8 @@ class Engine(Protocol):
     """A way of training."""
 
     devices: tuple[str, ...]
+    # Called with the first batch, once all is prepared for it and before anything is trained.
+    examine: Callable[[Arguments], Any] | None
 
     @property
     def parameters(self) -> list[tf.Variable]:
@@ -157,7 +165,7 @@ class Engine(Protocol):
     def leave(self) -> None:
         """After steps, and wherever the user may look: his variables show what was reached."""
 
-    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+    def explained(self, error: tf.errors.OpError) -> Exception:
         """What is to be raised for an error of a step."""
 
     def memory(self, batch: Arguments) -> Memory:
@@ -208,3 +216,34 @@ def sync_problems(sync: Any, variables: Any, num_devices: int) -> Iterator[Probl
         rule = f"has no meaning with {type(sync).__name__}, whose variables are {' or '.join(sync.homes)}"
         yield Problem("variables", variables, rule, "Leave it out")
     yield from sync.problems(num_devices)
+
+
+class Stepped(Protocol):
+    """An engine whose step is a graph."""
+
+    def prepare(self, batch: Arguments) -> None:
+        """In eager code, before a step on such a batch is built."""
+
+    def step(self, batch: Arguments) -> Outcome:
+        """The graph of a step."""
+
+    def outcome_spec(self, batch: Arguments) -> tuple[int, Any, dict[str, Any]]:
+        """Of such a step: how many replicas work, the dtype of the loss, those of the metrics."""
+
+    def key(self, batch: Arguments) -> Hashable:
+        """Equal for batches that one graph serves, at this moment."""
+
+    def begin(self, batch: Arguments) -> None:
+        """In eager code, before steps on batches like this one."""
+
+    def took(self, rows: int, steps: int, seconds: float) -> None:
+        """So many steps, on batches of so many rows, took so long."""
+
+    def ahead(self, batch: Arguments) -> SlicesAhead | None:
+        """Places for the slices of such batches, where a copy to a device takes time. In eager code."""
+
+    def distrust(self) -> None:
+        """A step has failed, and may have left copies of variables that differ."""
+
+    def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
+        """Around a call of steps, which other machines may be part of."""

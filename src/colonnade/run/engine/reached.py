@@ -29,14 +29,18 @@ class Reached:
             self._steps, self._skipped, self._idle, self._fetched = (
                 tf.Variable(0, trainable=False, name=name) for name in ("steps", "skipped", "idle", "fetched")
             )
+            self._waited = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="waited")
             self._losses = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name="losses")
             self._replicas = tf.Variable(tf.zeros([replicas], tf.float64), trainable=False, name="replicas")
             self._metrics = tf.Variable(tf.zeros([len(metrics)], tf.float64), trainable=False, name="metrics")
 
-    def begin(self, steps: int, idle: int) -> None:
-        """Before a call of at most so many steps."""
-        for variable, value in ((self._steps, 0), (self._skipped, 0), (self._idle, idle), (self._fetched, 0)):
-            variable.assign(value)
+    def begin(self, steps: int, idle: int, *, ahead: bool = False) -> None:
+        """Before a call of at most so many steps; `ahead`: whether it fetches a batch before the first."""
+        self._steps.assign(0)
+        self._skipped.assign(0)
+        self._idle.assign(idle)
+        self._fetched.assign(-1 if ahead else 0)
+        self._waited.assign(0.0)
         self._losses.assign(tf.zeros([steps]))
 
     def note(self, number: Any, outcome: Outcome) -> tuple[Any, Any]:
@@ -51,11 +55,12 @@ class Reached:
         idle = self._idle.assign(tf.where(skipped > 0, self._idle + 1, 0), read_value=True)
         return self._steps.assign_add(1, read_value=True), idle
 
-    def note_fetched(self, size: Any) -> Any:
-        """In the graph, behind the fetch of the next batch: its size."""
+    def note_fetched(self, size: Any, asked: Any) -> Any:
+        """In the graph, behind the fetch of the next batch: its size, and when it was asked for."""
         with tf.control_dependencies([size]):
             counted = self._fetched.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]):
+            waited = self._waited.assign_add(tf.timestamp() - asked, read_value=False)
+        with tf.control_dependencies([counted, waited]):
             return tf.identity(size)
 
     @property
@@ -63,9 +68,18 @@ class Reached:
         """How many were made, from the first to the last of what they do."""
         return int(self._steps)
 
+    def progress(self) -> tuple[int, bool]:
+        """While steps are made: how many there are, and whether the batch after them is waited for."""
+        return self.steps, self.resting
+
+    @property
+    def idle(self) -> int:
+        """How many of the last ones made no update."""
+        return int(self._idle)
+
     @property
     def resting(self) -> bool:
-        """After a failure: whether it was the data that failed, between two steps."""
+        """Whether the data are waited for, between two steps; after a failure, whether it was they."""
         return self.steps > int(self._fetched)
 
     def chunk(self, rows: int, seconds: float) -> Chunk:
@@ -80,7 +94,8 @@ class Reached:
             replicas=self._replicas.numpy().tolist(),
             skipped=skipped,
             updates=steps - skipped,
-            idle=int(self._idle),
+            idle=self.idle,
+            waited=float(self._waited),
         )
 
 

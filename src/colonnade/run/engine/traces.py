@@ -10,7 +10,7 @@ import tensorflow as tf
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import gradient_specs, slice_specs, slices
+from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.engine.penalty import Bound, LossScale, Penalty
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.memory.estimate import Memory, limited, misfits
@@ -19,7 +19,6 @@ from colonnade.run.step.untrainable import complex_numbers, without_path
 from colonnade.run.step.update import Update, as_keras
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.keras_owner import keras_variables
 from colonnade.run.trace.traced import Voice
 from colonnade.run.variables.aggregation import meaningless
 
@@ -43,6 +42,7 @@ class Traces:
         self, settings: Settings, *, timed: bool = False, turning: bool = False, examined: bool = True
     ) -> None:
         self.optimizer, self.devices = settings.optimizer, settings.devices
+        self._num_replicas = settings.num_replicas
         self._settings, self._timed, self._turning, self._examined = settings, timed, turning, examined
         self._objectives: TraceCache[Objective] = TraceCache(
             self._of_replicas, settings.devices, first=settings.peers.first
@@ -151,8 +151,7 @@ class Traces:
 
     def apart(self, part: Arguments) -> Objective:
         """A trace that nothing here runs, nor holds against others, of a function that may differ by now."""
-        trainable = self._settings.trainable or not_frozen
-        return Objective(self._settings.loss, part, self.optimizer.scale_loss, None, trainable)
+        return Objective(self._settings.loss, part, self.optimizer.scale_loss, None, self._settings.trainable)
 
     def _of_replicas(self, part: Arguments, voice: Voice | None) -> Objective:
         if self._has_own_scale and not self.optimizer.built:
@@ -165,13 +164,13 @@ class Traces:
             part,
             self.optimizer.scale_loss,
             voice,
-            self._settings.trainable or not_frozen,
+            self._settings.trainable,
             timed=self._timed,
             turning=self._turning,
             examined=self._examined,
         )
-        check("the loss function", [*complex_numbers(traced), *self._used_at_times(traced)])
-        check("the loss function", meaningless(traced, self._settings.num_replicas))
+        amiss = [*complex_numbers(traced), *meaningless(traced, self._num_replicas)]
+        check("the loss function", [*amiss, *self._used_at_times(traced)])
         return traced
 
     def _used_at_times(self, traced: Objective) -> Iterator[Problem]:
@@ -229,10 +228,26 @@ class Traces:
         return ["the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"]
 
 
-def not_frozen(used: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Without the variables of Keras layers that were set to `trainable = False`.
+def gradient_specs(gradients: Sequence[Any], parameters: Sequence[tf.Variable]) -> list[Any]:
+    """Specs that are the same wherever the gradients come from, so that there is one trace of the update.
 
-    A tf.Variable does not know of that; only the Keras variable around it does.
+    The shape is the parameter's: a call hides the static shape of what it returns. The rows of a
+    sparse gradient vary.
     """
-    owners = keras_variables(used)
-    return [v for v, owner in zip(used, owners, strict=True) if owner is None or owner.trainable]
+    return [
+        _spec(gradient, parameter.shape) for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _spec(gradient: Any, shape: tf.TensorShape) -> Any:
+    if gradient is None or isinstance(gradient, tf.IndexedSlicesSpec | tf.TensorSpec):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlicesSpec(
+            shape=shape,
+            dtype=gradient.dtype,
+            indices_dtype=gradient.indices.dtype,
+            dense_shape_dtype=None if gradient.dense_shape is None else gradient.dense_shape.dtype,
+            indices_shape=[None],
+        )
+    return tf.TensorSpec(shape, gradient.dtype)

@@ -12,14 +12,16 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
-from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
+from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, with_tensors
+from colonnade.run.data.feed import on_host
 from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.model.group_scope import GroupScope
 from colonnade.run.model.metrics import DeferredMetrics
+from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.prove.verdict import Prover
-from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
@@ -65,14 +67,15 @@ class GroupStep(OwnStep):
 
     def of_group(self, group: Sequence[Any]) -> Any:
         """One update over some batches; what Keras tells of it."""
+        group = [on_host(without_optionals(data)) for data in group]
         structure, function = self._built(group)
         places = [tf.constant(i) for i in range(len(group))]
         given = zip(group, places, strict=True)
         parts = [Arguments((*each, len(group)), {}, NAMES).components() for each in given]
-        return pack(structure, iter(function(*chain(*parts))))
+        return with_tensors(structure, function(*chain(*parts)))
 
     def prepare(self, data: Any) -> Any:
-        return self._built([data])
+        return self._built([without_optionals(data)])
 
     def _built(self, group: Sequence[Any]) -> tuple[Any, Any]:
         """The graph of a step on such a group."""
@@ -136,7 +139,7 @@ class GroupStep(OwnStep):
                     deferred.make([[tf.identity(value) for value in noted]], [tf.constant(1)])
                 return self._told([logs for logs, *_ in results])
 
-        return structure, concrete(step, *specs * num_batches)
+        return structure, hosted(step, *specs * num_batches)
 
     def _told(self, logs: Sequence[Any]) -> list[Any]:
         """What metrics are after all batches; of other numbers the mean."""

@@ -1,12 +1,14 @@
 """Which losses of Keras are no means over the examples, so that slices cannot compute them one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.run.model.training_step import has_own
+from colonnade.run.model.whole_batch import SUM
 
 # With these the loss of a batch is the mean of its slices' losses, weighted by their sizes.
 OF_MEANS = ("sum_over_batch_size", "mean")
@@ -34,6 +36,26 @@ def of_slices(loss: Any) -> Iterator[Problem]:
         if isinstance(one, PAIRWISE) or one in PAIRWISE_NAMES:
             rule = "compares all examples of a batch with each other, and a slice has only some of them"
             yield Problem("loss", name_of(one), rule, "Use cn.Synchronous(), the default")
+
+
+def source_of(model: keras.Model) -> tuple[str, Any]:
+    """What says how the loss of a model is computed."""
+    if has_own(model, "compute_loss"):
+        return "compute_loss", type(model).__name__
+    names = [name_of(loss) for loss in tf.nest.flatten(model.loss)]
+    return "loss", names[0] if len(names) == 1 else names
+
+
+def uncounted(name: str, masked: bool, kinds: Mapping[tuple[str, int], str]) -> Iterator[Problem]:
+    """What is in the way of devices that do not wait for each other: a mask, or layers that add sums."""
+    fix = "Use cn.Synchronous(), the default"
+    if masked:
+        rule = "has a mask at its output, so slices with more masked would count too much"
+        yield Problem("model", name, rule, fix)
+        return
+    sums = [layer for (layer, _), kind in kinds.items() if kind == SUM]
+    rule = "is a sum over the examples of a batch, so each slice would count too little"
+    yield Problem("add_loss", sums[0], rule, fix)
 
 
 def name_of(loss: Any) -> Any:

@@ -5,45 +5,53 @@ If it is not, predictions are put together first (see `model.whole_batch`). Whic
 and the masks of outputs tell, and for all others the proof on the first batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
+from colonnade.errors import ColonnadeError, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
-from colonnade.run.engine.compilation import Compilation
+from colonnade.run.batch.widths import kind_of
+from colonnade.run.data.feed import on_host
+from colonnade.run.engine.gradients import slice_specs
+from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
+from colonnade.run.keras_steps.added_kinds import guilty, tell_kinds
+from colonnade.run.keras_steps.batch_metrics import BatchMetrics
 from colonnade.run.keras_steps.jit_compile import asks_for_xla
-from colonnade.run.keras_steps.keras_losses import name_of, of_slices
-from colonnade.run.keras_steps.split_inputs import SplitInputs
+from colonnade.run.keras_steps.keras_losses import of_slices, source_of, uncounted
+from colonnade.run.keras_steps.split_inputs import SplitInputs, uncut
 from colonnade.run.machines.peers import ALONE, Peers
-from colonnade.run.model.metrics import DeferredMetrics
-from colonnade.run.model.training_step import BATCH, all_metrics, has_own, if_taken
-from colonnade.run.model.user_line import Failures
+from colonnade.run.model.optional_values import without_optionals
+from colonnade.run.model.training_step import BATCH, deferred, has_own, if_taken
+from colonnade.run.model.user_line import Failures, first_line
 from colonnade.run.model.whole_batch import (
     SUM,
     AddedLosses,
     gathered,
     joined,
-    kinds,
     masks_of,
+    nothing,
     unjoined,
+    untrained,
     with_masks,
 )
+from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
 from colonnade.run.prove.proof import InSlices
-from colonnade.run.prove.verdict import Prover
+from colonnade.run.prove.verdict import Prover, quiet
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
-from colonnade.run.sync.over_machines import OTHER_BATCH, other_batch, sizes_told
+from colonnade.run.sync.same_training import same_kind
 from colonnade.run.trace.replica_context import remembered
+from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Resumable, SavedState
 
 # Beside the batch: the places of a slice's examples in it, and all of it.
@@ -70,17 +78,21 @@ class KerasStep:
         self._split, self._model, self.devices = split, model, devices
         self._sync, self._mode = sync, mode
         self._prover, self._peers = prover, peers
-        self._added, self._knows_kinds = AddedLosses(), False
+        self._added, self._calm_added = AddedLosses(), AddedLosses()  # in training, and without
+        self._calm_added.kinds = self._added.kinds
+        self._knows_kinds = False  # whether it is told what all layers add
         self._masked = False  # whether an output has a mask
         # Whether every replica computes the loss of the whole batch.
         self._may_gather = self._several and isinstance(sync, Synchronous)
         no_mean = any(of_slices(model.loss)) or bool(masks_of(getattr(model, "outputs", None)))
         self._gathers = self._may_gather and no_mean
-        self._examined, self._choosing, self._failures = False, False, Failures()
+        self._examined: set[Hashable] = set()  # kinds of batches
+        self._choosing, self._failures = False, Failures()
         self._spec: Any = None  # of the dataset
-        # What the loss does to metrics; Keras has built them all by the first step.
-        self._deferred = DeferredMetrics([])
-        self._measured = tf.function(self._measure, autograph=False)
+        # What the model and its loss do to metrics; Keras has built them all by the first step.
+        self._batch_metrics = BatchMetrics(model)
+        # Whether somebody may look at the model after every step, and whether it is behind what was reached.
+        self.looked_at, self._apart = True, False
         self._begin()
 
     @property
@@ -89,6 +101,7 @@ class KerasStep:
 
     def _begin(self) -> None:
         """An engine, with nothing traced."""
+        self._batch_metrics.gathers = self._gathers
         settings = Settings(
             self._loss,
             self._model.optimizer,
@@ -97,17 +110,18 @@ class KerasStep:
             on_nan=None,  # Keras goes on, and its callbacks decide (TerminateOnNaN)
             trainable=self._trained,
             # All of them, as Keras does: by this order it saves an optimizer, and puts averages into weights.
-            optimized=lambda: self._model.trainable_variables,
+            optimized=lambda: self._trainable,
             compilation=Compilation(asks_for_xla(self._model), "fit()", "jit_compile"),
             peers=self._peers,
         )
         self._engine = self._sync.engine(settings)
         self._loop = self._engine.loop(self._metrics)
+        self._expects = False  # whether the loop was told what the dataset knows
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         if not self._examined:
-            self._spec = getattr(iterator, "element_spec", None)
+            self._spec = without_optionals(getattr(iterator, "element_spec", None))
         # The last execution of an epoch may have fewer steps.
         for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
             logs = self.once(batch)
@@ -115,44 +129,61 @@ class KerasStep:
 
     def once(self, data: Any) -> dict[str, Any]:
         """One step on one batch; what Keras tells of it."""
-        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
-        self._engine.enter()
+        given = keras.utils.unpack_x_y_sample_weight(on_host(without_optionals(data)))
+        same_kind(self._peers, self._plain(*given), "fit()")
+        arguments = self._checked(*given)
+        if not self._apart:
+            self._engine.enter()
+        self._apart = True
         try:
             with self._peers.stepping(0.0):
                 logs: dict[str, Any] = self._loop.once(arguments)
-        except tf.errors.InvalidArgumentError as error:
-            if OTHER_BATCH not in error.message:
-                raise
-            raise other_batch(sizes_told(error.message)) from None
-        self._engine.leave()
+        except tf.errors.OpError as error:
+            raise self._engine.explained(error) from None
+        if self.looked_at:
+            self.show()
         return logs
+
+    def show(self) -> None:
+        """The model shows what was reached, and what is assigned to it from now on counts."""
+        if self._apart:
+            self._engine.leave()
+        self._apart = False
+
+    def lends(self) -> Homes | None:
+        """Copies of the model's variables on cards, which show what it shows."""
+        return self._engine.lends() if isinstance(self._engine, GraphEngine) and not self._apart else None
 
     def _opened(self, batch: Arguments) -> Arguments:
         """With the dims open that vary from batch to batch, or whose size the dataset does not know."""
         if not isinstance(self._loop, Loop):
             return batch
-        if self._spec is not None:
+        if self._spec is not None and not self._expects:
             x, y, weight = keras.utils.unpack_x_y_sample_weight(self._spec)
             self._loop.expect(Arguments((x, y, weight, None, (x, y, weight)), {}, GATHERED))
-            self._spec = None
+            self._expects = True
         return self._loop.opened(batch)
 
     def _checked(self, x: Any, y: Any, weight: Any) -> Arguments:
         check("fit()", self._missing(y))
         if self._several:
-            check("fit()", _uncut(self._plain(x, y, weight)))
-        if self._several and not self._examined:
-            self._examine(x, y, weight)
+            plain = self._plain(x, y, weight)
+            check("fit()", uncut(plain))
+            if kind_of(plain) not in self._examined:
+                self._examine(x, y, weight)
+            elif self._added.calls and not self._knows_kinds and self._prover.wanted:
+                self._look_again(x, y, weight)
         return self._opened(self._arguments(x, y, weight))
 
     def prepare(self, data: Any) -> None:
         """Make the graph of a step on such a batch, with all its variables."""
-        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(data))
+        arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(without_optionals(data)))
         assert isinstance(self._loop, Loop)
         self._loop.built(arguments)
 
     def state(self) -> SavedState:
         """What a checkpoint keeps (see `step_state`); the user may have assigned to variables."""
+        self.show()
         self._engine.enter()
         return self._resumable.state()
 
@@ -191,19 +222,21 @@ class KerasStep:
     def _losses(self, x: Any, y: Any, weight: Any, positions: Any, batch: Any, *, training: bool) -> Any:
         rows = self._rows(x, y, weight)
         total = rows if batch is None else self._rows(*batch)
-        with self._added.noted(rows, total):
+        known, added = len(self._model.variables), self._added if training else self._calm_added
+        with added.noted(rows, total), deferred(self._model, rows) as called:
             prediction = self._predict(x, rows, training)
         masks = masks_of(prediction)
         self._masked = bool(masks)
-        if self._choosing and self._no_mean and self._may_gather and not self._gathers:
+        # A trace that makes variables must go on to its end, or nobody would give them their values.
+        if self._choosing and self._must_gather and len(self._model.variables) == known:
             raise _NoMean
-        self._deferred = DeferredMetrics(all_metrics(self._model))
-        with self._deferred as noted:
+        with deferred(self._model, total) as noted:
             whole, given = prediction, (x, y, weight)
             if batch is not None:
                 whole, given = self._put_together(prediction, masks, positions, total), batch
             loss = self._total(*given[:2], whole, given[2], training)
-        outputs = prediction, masks, noted.values, tf.constant(rows), self._added.values
+        self._batch_metrics.note(called, noted)
+        outputs = prediction, masks, noted.values, tf.constant(rows), added.values, called.values
         return loss, {}, outputs
 
     def _put_together(self, prediction: Any, masks: dict[str, Any], positions: Any, total: int) -> Any:
@@ -216,6 +249,9 @@ class KerasStep:
 
     def _predict(self, x: Any, rows: int, training: bool) -> Any:
         prediction = self._model(x, **if_taken(self._model.call, training=training))
+        check(
+            "fit()", [*nothing(prediction, self._model.loss), *untrained(self._model.name, self._trainable)]
+        )
         if self._several:
             check("fit()", unjoined(prediction, rows))
         return prediction
@@ -223,89 +259,110 @@ class KerasStep:
     def _total(self, x: Any, y: Any, prediction: Any, weight: Any, training: bool) -> Any:
         options = if_taken(self._model.compute_loss, training=training)
         loss = self._model.compute_loss(x, y, prediction, weight, **options)
-        self._check_scalar(loss)
+        check("fit()", self._no_scalar(loss))
         return loss
 
-    def _check_scalar(self, loss: Any) -> None:
-        shape = getattr(loss, "shape", ())
-        if len(shape):
-            rule = f"is a tensor of shape {tuple(shape)}, whose sum Keras would differentiate"
-            name, value = self._source()
-            raise InvalidArgument("fit()", [Problem(name, value, rule, "Return one number: the mean")])
+    def _no_scalar(self, loss: Any) -> Iterator[Problem]:
+        if shape := tuple(getattr(loss, "shape", ())):
+            rule = f"is a tensor of shape {shape}, whose sum Keras would differentiate"
+            yield Problem(*source_of(self._model), rule, "Return one number: the mean")
 
     def _missing(self, y: Any) -> Iterator[Problem]:
-        if y is None and self._model.loss is not None and not self._own_loss:
-            rule = f"is missing, and the model is compiled with loss={self._source()[1]!r}"
+        if y is None and self._model.loss is not None and not has_own(self._model, "compute_loss"):
+            rule = f"is missing, and the model is compiled with loss={source_of(self._model)[1]!r}"
             yield Problem("y", None, rule, "Pass y, or a dataset of (x, y)")
 
     def _examine(self, x: Any, y: Any, weight: Any) -> None:
-        """Before anything is trained: find out how the loss is computed by slices, and prove it."""
+        """Before such batches are trained: find out how the loss is computed by slices, and prove it."""
         if self._rows(x, y, weight) < 2:
             return
-        spec, self._choosing = self._spec, True
+        self.show()
+        self._choosing = True
         while not self._settled(self._opened(self._arguments(x, y, weight))):
             self._begin()
-            self._spec = spec
-        self._examined, self._choosing = True, False
+        self._examined.add(kind_of(self._plain(x, y, weight)))
+        self._choosing = False
+
+    def _look_again(self, x: Any, y: Any, weight: Any) -> None:
+        """At what layers add, which was 0 until now; whether it is a sum decides how all is computed."""
+        self.show()
+        batch = self._opened(self._arguments(x, y, weight))
+        counts, before = self._engine.cut(batch), dict(self._added.kinds)
+        if len(counts) < 2:
+            return
+        look = self._prover.in_training(self._engine.traces, batch, counts, self._more)
+        self._knows_kinds = tell_kinds(self._added, look)
+        if self._added.kinds != before:
+            self._gathers = self._may_gather and (self._gathers or self._no_mean)
+            self._begin()
+            self._examine(x, y, weight)
 
     def _settled(self, batch: Arguments) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
-        counts, device = self._engine.cut(batch), self.devices[0]
+        counts = self._engine.cut(batch)
         whole = partial(self._engine.traces.of_one_device, batch)
-        try:
-            with self._failures.told("fit()", self._model.name, counts, whole):
-                self._engine.prepare(batch)
-        except _NoMean:
+        with suppress(_NoMean), self._failures.told("fit()", self._model.name, counts, whole):
+            self._engine.prepare(batch)
+        if self._must_gather:
             self._gathers = True
             return False
-        if self._no_mean and not self._gathers:
-            check("fit()", self._uncounted())
+        if self._no_mean and not self._gathers and not isinstance(self._sync, Synchronous):
+            check("fit()", uncounted(self._model.name, self._masked, self._added.kinds))
         if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
             return True
         trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
         if self._added.calls and not self._knows_kinds:
-            self._knows_kinds, before = True, dict(self._added.kinds)
-            self._added.kinds |= self._kinds(trained)
+            before = dict(self._added.kinds)
+            self._knows_kinds = tell_kinds(self._added, trained)
             if self._added.kinds != before:
-                self._gathers = self._may_gather and self._no_mean
+                self._gathers = self._may_gather and (self._gathers or self._no_mean)
                 return False
         if self._prover.proved(trained.look):
             return True
-        calm = InSlices.traced(self._calm_trace, counts, batch, device, self._more)
-        if self._prover.proved_but_for_training(trained, calm):
+        calm, added = self._compared(trained)
+        if calm is None or self._prover.proved_but_for_training(trained, calm):
             return True
         alike = calm.look.random or not any(row.leaf.startswith("prediction") for row in calm.look.unequal)
         if alike and not self._gathers and isinstance(self._sync, Synchronous):
             self._gathers = True
             return False
-        self._prover.refuse(trained, calm, self._guilty(calm))
+        layer = guilty(added, calm)
+        self._prover.refuse(trained, calm, source_of(self._model) if layer is None else ("add_loss", layer))
         return True
+
+    def _compared(self, trained: InSlices) -> tuple[InSlices | None, AddedLosses]:
+        """The batch without what differs for a good reason, and what layers add; None where it is not had."""
+        fixed = self._prover.without_draws(trained)
+        if fixed is not None and (fixed.look.miscounted or not (fixed.look.unequal and fixed.changes_states)):
+            assert isinstance(fixed, InSlices)
+            return fixed, self._added
+        try:
+            how = trained.counts, trained.batch, trained.device, self._more
+            calm = quiet(InSlices.traced(self._calm_trace, *how))
+            _ = calm.look.rows
+        except Exception as error:  # whatever a model raises that is not made for it
+            if not (trained.look.random or trained.changes_states):
+                return trained, self._added
+            said = f"cannot be computed with training=False: {type(error).__name__}: {first_line(error)}"
+            self._prover.unproved(f"it draws random numbers or keeps statistics, and {said}")
+            return None, self._added
+        return calm, self._calm_added
 
     @property
     def _no_mean(self) -> bool:
         """Whether the model was seen to give a mask, or layers that add sums."""
         return self._masked or SUM in self._added.kinds.values()
 
+    @property
+    def _must_gather(self) -> bool:
+        return self._no_mean and self._may_gather and not self._gathers
+
     def _calm_trace(self, part: Arguments) -> Objective:
         return Objective(self._calm, part, self._model.optimizer.scale_loss, None, self._trained)
 
-    def _kinds(self, look: InSlices) -> dict[tuple[str, int], str]:
-        """Whether layers add sums or means, told from the batch and its slices."""
-        whole, parts = look.outputs()
-        known = kinds(_added(whole), [_added(part) for part in parts], look.counts, 1e-6)
-        return dict(zip(self._added.calls, known, strict=True))
-
-    def _guilty(self, look: InSlices) -> tuple[str, Any]:
-        """A layer that adds neither a mean nor a sum, or what says how the loss is computed."""
-        whole, parts = look.outputs()
-        added = zip(*(_added(part) for part in parts), strict=True)
-        for layer, value, own in zip(self._added.layers, _added(whole), added, strict=False):
-            mean = float(np.average(own, weights=look.counts))
-            if min(abs(value - mean), abs(value - sum(own))) > 1e-4 * abs(value):
-                return "add_loss", layer.name
-        return self._source()
-
-    def _more(self, shares: Sequence[Share], batch: Arguments) -> Values:
+    def _more(
+        self, shares: Sequence[Share], traces: Sequence[Objective], whole: Objective, batch: Arguments
+    ) -> Values:
         """Predictions and metrics of a batch, told from what its slices gave; states stay as they are."""
         outputs = [share.outputs for share in shares]
         values = {
@@ -313,72 +370,28 @@ class KerasStep:
             for path, leaf in flatten(joined([one[0] for one in outputs]))
             if leaf is not None
         }
-        metrics = all_metrics(self._model)
-        before = [(variable, variable.numpy()) for metric in metrics for variable in metric.variables]
-        self._model.reset_metrics()
         loss = tf.add_n([share.loss for share in shares])
+        given = self._given(batch)
+        logs = self._batch_metrics.looked_at(traces, lambda: whole, loss, outputs, given)
+        return values | {f"metric {name}": value for name, value in logs.items()}
+
+    def _given(self, batch: Arguments) -> tuple[Any, ...]:
         (x, y, weight, *_), _ = batch.unpack(batch.components())
-        logs = self._measure(loss, outputs, x, y, weight, batch.size("fit()"))
-        self._model.reset_metrics()  # those that were made just now
-        for variable, value in before:
-            variable.assign(value)
-        return values | {f"metric {name}": np.asarray(value) for name, value in logs.items()}
+        return x, y, weight, batch.size("fit()")
 
-    @property
-    def _own_loss(self) -> bool:
-        return has_own(self._model, "compute_loss")
-
-    def _source(self) -> tuple[str, Any]:
-        """What says how the loss is computed."""
-        if self._own_loss:
-            return "compute_loss", type(self._model).__name__
-        names = [name_of(loss) for loss in tf.nest.flatten(self._model.loss)]
-        return "loss", names[0] if len(names) == 1 else names
-
-    def _uncounted(self) -> Iterator[Problem]:
-        fix = "Use cn.Synchronous(), the default"
-        if not isinstance(self._sync, Synchronous) and self._masked:
-            rule = "has a mask at its output, so slices with more masked would count too much"
-            yield Problem("model", self._model.name, rule, fix)
-        elif not isinstance(self._sync, Synchronous):
-            sums = [name for (name, _), kind in self._added.kinds.items() if kind == SUM]
-            rule = "is a sum over the examples of a batch, so each slice would count too little"
-            yield Problem("add_loss", sums[0], rule, fix)
+    @cached_property
+    def _trainable(self) -> list[Any]:
+        """What was to be trained at the first step: with Keras too, freezing counts after `compile`."""
+        return list(self._model.trainable_variables)
 
     def _trained(self, used: Sequence[tf.Variable]) -> list[tf.Variable]:
-        trained = {variable.value.ref() for variable in self._model.trainable_variables}
+        trained = {variable.value.ref() for variable in self._trainable}
         return [variable for variable in used if variable.ref() in trained]
 
     def _metrics(self, outcome: Outcome, batch: Arguments) -> Any:
         """Loss and metrics of the whole batch, as Keras keeps them."""
-        (x, y, weight, *_), _ = batch.unpack(batch.components())
-        # Part of the graph of a step, or a graph of its own where a step is none.
-        measure = self._measured if tf.executing_eagerly() else self._measure
-        return measure(outcome.loss, outcome.outputs, x, y, weight, batch.size("fit()"))
-
-    def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
-        predictions, masks, noted, counts, _ = zip(*outputs, strict=True)
-        if self._gathers:  # every slice has noted what the whole batch gives
-            noted, counts = noted[:1], counts[:1]
-        self._deferred.make(noted, counts)
-        all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
-        prediction = with_masks(joined(predictions), joined(masks))
-        return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
-
-
-def _uncut(batch: Arguments) -> Iterator[Problem]:
-    """Inputs with different numbers of rows, as those of a batch that is one graph."""
-    sizes = {leaf.path: leaf.size() for leaf in batch.split}
-    if len(set(sizes.values()) - {None}) > 1:
-        rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
-        rule += "cannot be cut into slices"
-        fix = (
-            "Let every device take a batch of its own: per_device=True. Or name the inputs that are cut, and "
-        )
-        fix += "every device gets the others whole: split=[...]"
-        yield Problem("inputs", sizes, rule, fix)
-
-
-def _added(outputs: Any) -> list[float]:
-    """What layers added, of what the loss function returns beside the loss."""
-    return [float(value) for value in outputs[4]]
+        counts, traces = self._engine.cut(batch), self._engine.traces
+        parts = enumerate(slice_specs(batch, counts))
+        own = [traces.objective(part, i, len(counts)) for i, part in parts]
+        whole, given = partial(traces.of_one_device, batch), self._given(batch)
+        return self._batch_metrics.of_batch(own, whole, outcome.loss, outcome.outputs, given)

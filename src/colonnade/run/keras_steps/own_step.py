@@ -4,6 +4,7 @@ Every replica runs the user's step on its slice, traced once, with variables of 
 where the step applies them, and metrics are those of the whole batch (see `model.replica_scope`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -13,17 +14,20 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import check
-from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, sizes
-from colonnade.run.batch.widths import Widths
-from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs
-from colonnade.run.model.replica_scope import ReplicaScope
+from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
+from colonnade.run.batch.widths import Widths, kind_of
+from colonnade.run.data.feed import on_host
+from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, uncut
+from colonnade.run.model.optional_values import without_optionals
+from colonnade.run.model.replica_scope import ReplicaScope, Size
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
+from colonnade.run.step.gradient_rows import lookups
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
@@ -53,12 +57,19 @@ class OwnStep:
         prover: Prover,
         split: SplitInputs = EVERY_INPUT,
     ) -> None:
-        self._model, self._step, self._prover, self._split = model, step, prover, split
+        self._model, self._prover, self._split = model, prover, split
+        # Of a step that is a tf.function the plain one: in a function inside of it no trace can be cut.
+        self._step = getattr(step, "python_function", step)
         self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
-        self._traces = TraceCache(self._traced, devices)
+        # By the kind of a batch: whether sizes grow with the number of examples, by their places (see
+        # `ReplicaScope`); and those for which traces had to be made once more.
+        self._growing: dict[Hashable, dict[int, bool]] = defaultdict(dict)
+        self._mistaken: dict[Hashable, frozenset[int]] = defaultdict(frozenset)
+        self._batch_kind: Hashable = None  # of the batch at hand
+        self._traces = TraceCache(self._traced, devices, lambda: self._mistaken[self._batch_kind])
         self._graphs: dict[Hashable, Any] = {}
         self._widths, self._failures = Widths(), Failures()
-        self._examined = len(devices) == 1
+        self._examined: set[Hashable] = set()  # kinds of batches
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
     def __call__(self, iterator: Any) -> Any:
@@ -71,14 +82,14 @@ class OwnStep:
     def once(self, data: Any) -> Any:
         """One step on one batch; what Keras tells of it."""
         (structure, function), batch = self.prepare(data)
-        return pack(structure, iter(function(*batch.components())))
+        return with_tensors(structure, function(*batch.components()))
 
     def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
         """The graph of a step on such a batch, with all its variables, and the batch as it takes it."""
-        batch = self._widths.opened(self._arguments(data))
-        if not self._examined and len(self.counts(batch)) > 1:
+        batch = self._widths.opened(self._arguments(on_host(without_optionals(data))))
+        if self._batch_kind not in self._examined and len(self.counts(batch)) > 1:
             self._examine(batch)
-            self._examined = True
+            self._examined.add(self._batch_kind)
         key = batch.key()
         if key not in self._graphs:
             self._graphs[key] = self._graph(batch)
@@ -104,7 +115,9 @@ class OwnStep:
 
     def _arguments(self, data: Any) -> Arguments:
         marked = self._split.marked_in(data)
-        total = Arguments((marked,), {}, NAMES).size("fit()") or 0
+        plain = Arguments((marked,), {}, NAMES)
+        check("fit()", uncut(plain))
+        self._batch_kind, total = kind_of(plain), plain.size("fit()") or 0
         return Arguments((marked, tf.range(total), total), {}, NAMES)
 
     def counts(self, batch: Arguments) -> tuple[int, ...]:
@@ -115,24 +128,54 @@ class OwnStep:
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _replica(self, data: Any, positions: Any, total: int) -> Any:
-        scope = ReplicaScope(positions.shape[0], total, positions)
+        split = [leaf.value for leaf in Arguments((self._split.marked_in(data),), {}, NAMES).split]
+        looked_up = partial(lookups, given=[*split, positions])
+        known = self._growing[self._batch_kind]
+        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up)
         with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
         self.names = [name for name, _ in scope.gradients]
         # A call without outputs could not be waited for.
-        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0)
+        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0), scope.sizes
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
         counts = self.counts(batch)
         with self._failures.told("fit()", self._model.name, counts, partial(self.whole, batch)):
-            parts = [batch.resized(count) for count in counts]
-            traces = [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
+            traces = self._of_slices(batch, counts)
+            if self._learns(batch, counts, traces):
+                traces = self._of_slices(batch, counts)
         check("fit()", problems(traces))
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
             self.copies.note(traced)
         return traces
+
+    def _of_slices(self, batch: Arguments, counts: Sequence[int]) -> list[Traced]:
+        parts = [batch.resized(count) for count in counts]
+        return [self._traces.of_replica(part, i, len(counts)) for i, part in enumerate(parts)]
+
+    def _learns(self, batch: Arguments, counts: Sequence[int], traces: Sequence[Traced]) -> bool:
+        """Whether the whole batch shows sizes to be fixed that were taken for those of the examples."""
+        if len(counts) == 1:
+            return False
+        met: dict[int, list[Size]] = defaultdict(list)
+        for traced in traces:
+            for place, size in enumerate(traced.structure[3]):
+                met[place].append(size)
+        known = self._growing[self._batch_kind]
+        new = {place: sizes for place, sizes in met.items() if place not in known}
+        fixed = {i for i, sizes in new.items() if any(s.value is not None and not s.doubtful for s in sizes)}
+        doubtful = {i: sizes for i, sizes in new.items() if all(s.doubtful for s in sizes)}
+        if self._prover.wanted or any(not s.usual for sizes in doubtful.values() for s in sizes):
+            whole = dict(enumerate(self.whole(batch).structure[3])) if doubtful else {}
+            same = {i for i, (s, *_) in doubtful.items() if i in whole and whole[i].value == s.value}
+            known |= {i: i not in same for i in doubtful}
+            fixed |= same
+        known |= dict.fromkeys(fixed, False)
+        mistaken = {i for i in fixed if any(size.doubtful for size in met[i])}
+        self._mistaken[self._batch_kind] |= mistaken
+        return bool(mistaken)
 
     def whole(self, batch: Arguments) -> Traced:
         """The step as one device makes it."""
@@ -168,7 +211,7 @@ class OwnStep:
                     return [tf.identity(leaf) for leaf in logs[0]]
                 return [_mean(each, shares) for each in zip(*logs, strict=True)]
 
-        return structure, concrete(step, *batch.specs())
+        return structure, hosted(step, *batch.specs())
 
     def called(self, traces: Sequence[Traced], batch: Arguments) -> list[list[Any]]:
         """The leaves that each replica gives for its slice."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from colonnade.errors import Problem, check
-from colonnade.run.batch.split import broadcast
+from colonnade.run.batch.split import Arguments, broadcast
 
 
 @dataclass(frozen=True)
@@ -54,3 +54,16 @@ def split_problems(split: Any) -> Iterator[Problem]:
     if not fits or not split:
         rule = "must be the keys, or the places, of the inputs that are cut"
         yield Problem("split", split, rule, 'Try split=["items"]')
+
+
+def uncut(batch: Arguments) -> Iterator[Problem]:
+    """Inputs with different numbers of rows, as those of a batch that is one graph."""
+    sizes = {leaf.path: leaf.size() for leaf in batch.split}
+    if len(set(sizes.values()) - {None}) > 1:
+        rule = "differ in their numbers of rows, so a batch is not examples one after the other, and "
+        rule += "cannot be cut into slices"
+        fix = (
+            "Let every device take a batch of its own: per_device=True. Or name the inputs that are cut, and "
+        )
+        fix += "every device gets the others whole: split=[...]"
+        yield Problem("inputs", sizes, rule, fix)

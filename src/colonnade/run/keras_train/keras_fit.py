@@ -5,11 +5,9 @@ step itself, which Keras asks `model.train_function` for, is Colonnade's.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import keras
-from rich.console import Console
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware.clusters.joining import machines
@@ -17,17 +15,24 @@ from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
-from colonnade.run.keras_train.model_steps import How, ModelSteps
+from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
+from colonnade.run.keras_train.onlookers import listed, shows_late, unseen
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
+from colonnade.run.model.lent_step import lent
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous
+
+# What machines that train together must be asked for alike, or one would wait for the steps of another.
+COUNTED = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch")
 
 
 def fit(
     model: keras.Model,
     x: Any = None,
     y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
     *,
     devices: Devices = None,
     sync: Sync | None = None,
@@ -47,7 +52,8 @@ def fit(
 
     Args:
         model: a compiled model.
-        x, y: what `model.fit` takes: arrays, tensors, a dataset.
+        x, y, batch_size, epochs: what `model.fit` takes: arrays, tensors, a dataset; `batch_size` is the
+            global one.
         devices: how many devices, or which; all by default.
         sync: how replicas work together, as for `cn.Trainer`.
         variables: where variables live: auto, shared, mirrored or partitioned.
@@ -61,7 +67,7 @@ def fit(
             others whole. All, if nothing is said.
         per_device: whether every device takes a whole batch of the data, and one update is made over all of
             them: for batches that cannot be cut, such as graphs.
-        **arguments: whatever else `model.fit` takes; `batch_size` is the global one.
+        **arguments: whatever else `model.fit` takes.
 
     Returns:
         Keras's `History`.
@@ -77,40 +83,40 @@ def fit(
     check("fit()", profile_problems(profile))
     if not machines().is_first:  # one machine says what all do
         arguments["verbose"] = 0
-    console = Console(quiet=not arguments.get("verbose", "auto"))
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    arguments |= {"batch_size": batch_size, "epochs": epochs}
     how = How.chosen("fit()", devices, sync, variables, prove, split, per_device=per_device)
     check("fit()", [*how.problems(model), *_of_checkpoint(checkpoint, model, how.sync, arguments)])
-    steps = ModelSteps.of(model, how, "fit()", say)
-    model.train_function, model.test_function = steps.train, steps.test
+    how.peers.agree("fit()", {name: arguments.get(name) for name in COUNTED})
+    steps = ModelSteps(model, how, saying(arguments.get("verbose", "auto")), validates=True)
     watching = profiled_by(profile, how.devices, arguments)
-    at_once = model.steps_per_execution
-    if per_device:
-        # Keras counts batches, and calls for so many of them at a time.
-        model.steps_per_execution = at_once * len(how.devices)
-    try:
-        if checkpoint is None:
-            history = model.fit(x, y, **arguments)
-        else:
-            said = {"sync": type(how.sync).__name__, "variables": how.home}
-            saved = SavedFit(model, steps.train, checkpoint, said)
-            history = saved.run(FitDataset.of(x, y, arguments))
-        steps.keep(model)
-        if watching is not None:
-            history.timeline = watching.timeline
-        return history
-    except TypeError:
-        if model.train_function is not None:
-            raise
-        # Keras forgot the step, and called None.
-        rule = "was compiled again while it was trained, by a callback; model.fit cannot go on then either"
-        fix = "End the training (model.stop_training = True), compile, and call cn.fit again"
-        raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
-    finally:
-        model.train_function = model.test_function = None
-        model.steps_per_execution = at_once
-        if watching is not None:
-            watching.abandon()
+    late = shows_late(steps.train, how.sync, x, arguments.get("callbacks"))
+    with lent(model, how.at_a_time, train_function=steps.train, test_function=steps.test):
+        try:
+            with unseen(steps.train, late=late) as first:
+                if checkpoint is None:
+                    if first:
+                        arguments["callbacks"] = [*first, *listed(arguments.get("callbacks"))]
+                    history = model.fit(x, y, **arguments)
+                else:
+                    said = {"sync": type(how.sync).__name__, "variables": how.home}
+                    saved = SavedFit(model, steps.train, checkpoint, said, first)
+                    history = saved.run(FitDataset.of(x, y, arguments))
+            steps.keep()
+            if watching is not None:
+                history.timeline = watching.timeline
+            return history
+        except TypeError:
+            if model.train_function is not None:
+                raise
+            # Keras forgot the step, and called None.
+            rule = (
+                "was compiled again while it was trained, by a callback; model.fit cannot go on then either"
+            )
+            fix = "End the training (model.stop_training = True), compile, and call cn.fit again"
+            raise InvalidArgument("fit()", [Problem("model", model.name, rule, fix)]) from None
+        finally:
+            if watching is not None:
+                watching.abandon()
 
 
 def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:

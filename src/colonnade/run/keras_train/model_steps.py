@@ -2,23 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import keras
 import tensorflow as tf
+from rich.console import Console
 
 from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.clusters.joining import joined
+from colonnade.hardware.clusters.joining import joined, machines
 from colonnade.run.engine.protocols import Sync, home, sync_problems
+from colonnade.run.keras_steps.forward import Asked, nothing_lent
 from colonnade.run.keras_steps.group_step import CutOrWhole, GroupStep
 from colonnade.run.keras_steps.jit_compile import jit_problems
 from colonnade.run.keras_steps.keras_losses import of_slices
 from colonnade.run.keras_steps.keras_step import KerasStep
 from colonnade.run.keras_steps.own_step import OwnStep
+from colonnade.run.keras_steps.predict_step import PredictStep, PredictWhole
+from colonnade.run.keras_steps.score_step import ScoreStep
 from colonnade.run.keras_steps.split_inputs import SplitInputs, split_problems
-from colonnade.run.keras_train.keras_evaluate import test_step
 from colonnade.run.machines.peers import Peers, peers_of
 from colonnade.run.model.kept_step import keep, kept
 from colonnade.run.model.training_step import has_own
@@ -57,8 +60,25 @@ class How:
         sync = Synchronous() if sync is None else sync
         return cls(where, chosen, sync, variables, prove, split, per_device)
 
+    def problems_without_training(self, model: Any, function: str) -> Iterator[Problem]:
+        """What is wrong with it, or with the model, where Keras calls the `test_function` or such."""
+        yield from of_prove(self.prove)
+        yield from _of_inputs(self.split, self.per_device, self.sync, self.variables)
+        if not isinstance(model, keras.Model):
+            yield Problem(
+                "model", type(model).__name__, "must be a Keras model", "Use cn.parallel for functions"
+            )
+            return
+        if function == "test" and not model.compiled:
+            yield Problem("model", model.name, "is not compiled", "Call model.compile(optimizer, loss) first")
+        if model.compiled and model.run_eagerly:
+            yield Problem("model", model.name, "is compiled with run_eagerly=True", "Compile it without")
+        if has_own(model, f"make_{function}_function"):
+            rule = f"has a make_{function}_function of its own, which {self.where} would take the place of"
+            yield Problem("model", model.name, rule, f"Override {function}_step instead")
+
     def problems(self, model: Any) -> Iterator[Problem]:
-        """What is wrong with it, or with the model."""
+        """What is wrong with it, or with the model, for a training."""
         yield from sync_problems(self.sync, self.variables, len(self.devices))
         yield from _problems(model, self.sync, len(self.devices))
         yield from of_prove(self.prove)
@@ -84,64 +104,111 @@ class How:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for trainings that the same steps serve."""
+        """Equal for trainings that the same step serves."""
         return self.devices, self.sync, self.home, self.prove, self.cut, self.per_device
 
+    @property
+    def key_without_training(self) -> tuple[Any, ...]:
+        """Equal for evaluations that the same step serves."""
+        return self.devices, self.prove, self.cut, self.per_device
 
-@dataclass(frozen=True)
+    @property
+    def at_a_time(self) -> int:
+        """How many batches a step takes, of each that Keras would give to its own."""
+        return len(self.devices) if self.per_device else 1
+
+
 class ModelSteps:
-    """What Keras calls for a batch that it trains on, and for one that it evaluates (None: its own)."""
+    """What Keras calls for batches in place of its own: what was used before, if it fits, or what is made.
 
-    how: How
-    train: Any
-    test: Any
+    Args:
+        model: the model.
+        how: how it is to be trained or evaluated.
+        say: prints a line.
+        validates: whether it is evaluated in the middle of a training, where Keras writes on the same line.
+    """
 
-    @classmethod
-    def of(cls, model: keras.Model, how: How, where: str, say: Callable[[str], Any]) -> "ModelSteps":
-        """Those that were used before, if they fit, or new ones."""
-        known = kept(model, how.key)
-        if known is not None:
-            return cls(how, *known)
-        train = _step(
-            model,
-            how.devices,
-            how.sync,
-            how.home,
-            Prover(how.prove, where, say),
-            how.cut,
-            how.per_device,
-            how.peers,
+    def __init__(
+        self, model: keras.Model, how: How, say: Callable[[str], Any], *, validates: bool = False
+    ) -> None:
+        self._model, self._how, self._say = model, how, say
+        self._say_of_test = silent if validates else say
+
+    @cached_property
+    def train(self) -> Any:
+        """For batches to train on."""
+        known = kept(self._model, "train", self._how.key)
+        return self._train() if known is None else known
+
+    @cached_property
+    def test(self) -> Any:
+        """For batches to evaluate; None where the model makes such a function itself."""
+        if has_own(self._model, "make_test_function"):
+            return None
+        known = kept(self._model, "test", self._how.key_without_training)
+        return self._test() if known is None else known
+
+    @cached_property
+    def predict(self) -> Any:
+        """For lists of batches to predict."""
+        known = kept(self._model, "predict", self._how.key_without_training)
+        return self._predict() if known is None else known
+
+    def keep(self) -> None:
+        """After they were used: to be used again."""
+        for kind in ("train", "test", "predict"):
+            step = vars(self).get(kind)
+            if step is not None:
+                key = self._how.key if kind == "train" else self._how.key_without_training
+                # Whoever looked at the model meanwhile may have made, and used, another one.
+                known = kept(self._model, kind, key)
+                keep(self._model, kind, key, step if known is None else known)
+
+    def _train(self) -> Any:
+        how, model = self._how, self._model
+        whole = GroupStep(model, model.train_step, how.devices)
+        if how.per_device:
+            return whole
+        prover = Prover(how.prove, how.where, self._say)
+        step = (
+            OwnStep(model, model.train_step, how.devices, prover, how.cut)
+            if has_own(model, "train_step")
+            else KerasStep(model, how.devices, how.sync, how.home, prover, how.cut, how.peers)
         )
-        own = has_own(model, "make_test_function")
-        test = None if own else test_step(model, how.devices, where, how.cut, per_device=how.per_device)
-        return cls(how, train, test)
+        cuts = how.peers.several or len(how.devices) > 1 or how.split is not None
+        return step if cuts else CutOrWhole(step, whole)
 
-    def keep(self, model: keras.Model) -> None:
-        """After a training: to be used again."""
-        keep(model, self.how.key, (self.train, self.test))
+    def _test(self) -> Any:
+        how, model = self._how, self._model
+        whole = GroupStep(model, model.test_step, how.devices)
+        if how.per_device:
+            return whole
+        prover = Prover(how.prove, how.where, self._say_of_test, "test_step")
+        train = vars(self).get("train")
+        lends = train.lends if isinstance(train, KerasStep) else nothing_lent
+        step = (
+            OwnStep(model, model.test_step, how.devices, prover, how.cut)
+            if has_own(model, "test_step")
+            else ScoreStep(model, how.devices, how.cut, Asked(how.where, model.name, prover, lends))
+        )
+        return step if len(how.devices) > 1 or how.split is not None else CutOrWhole(step, whole)
+
+    def _predict(self) -> Any:
+        how, model = self._how, self._model
+        if how.per_device:
+            return PredictWhole(model, how.devices)
+        prover = Prover(how.prove, how.where, self._say, "predict_step")
+        return PredictStep(model, how.devices, how.cut, Asked(how.where, model.name, prover))
 
 
-def _step(
-    model: keras.Model,
-    devices: tuple[str, ...],
-    sync: Sync,
-    mode: str,
-    prover: Prover,
-    split: SplitInputs,
-    per_device: bool,
-    peers: Peers,
-) -> Any:
-    """What Keras is to call for every batch."""
-    whole = GroupStep(model, model.train_step, devices)
-    if per_device:
-        return whole
-    step = (
-        OwnStep(model, model.train_step, devices, prover, split)
-        if has_own(model, "train_step")
-        else KerasStep(model, devices, sync, mode, prover, split, peers)
-    )
-    cuts = peers.several or len(devices) > 1 or split.named is not None
-    return step if cuts else CutOrWhole(step, whole)
+def saying(verbose: Any) -> Callable[[str], Any]:
+    """Prints lines of a call with such a `verbose`; one of several machines says what all do."""
+    console = Console(quiet=not verbose or not machines().is_first)
+    return partial(console.print, highlight=False, soft_wrap=True)
+
+
+def silent(said: str) -> None:
+    """Where nobody wants lines: in a loop by hand, or in the middle of Keras's own."""
 
 
 def _of_machines(model: Any, sync: Any, split: Any, per_device: Any) -> Iterator[Problem]:

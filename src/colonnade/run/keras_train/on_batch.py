@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from colonnade.errors import check
 from colonnade.run.engine.protocols import Sync
-from colonnade.run.keras_train.model_steps import How, ModelSteps
+from colonnade.run.keras_train.model_steps import How, ModelSteps, silent
+from colonnade.run.model.lent_step import lent
 from colonnade.run.parallel.parallel import Devices
 
 
@@ -47,14 +49,12 @@ def train_on_batch(
     """
     how = How.chosen("train_on_batch()", devices, sync, variables, prove, split)
     check("train_on_batch()", how.problems(model))
-    steps = ModelSteps.of(model, how, "train_on_batch()", _silent)
-    model.train_function = steps.train
-    try:
+    steps = ModelSteps(model, how, silent)
+    x, y, sample_weight = _plain((x, y, sample_weight))
+    with lent(model, train_function=steps.train):
         logs = model.train_on_batch(x, y, sample_weight=sample_weight, **arguments)
-        steps.keep(model)
-        return logs
-    finally:
-        model.train_function = None
+    steps.keep()
+    return logs
 
 
 def test_on_batch(
@@ -64,6 +64,7 @@ def test_on_batch(
     sample_weight: Any = None,
     *,
     devices: Devices = None,
+    prove: bool | str = True,
     split: Sequence[str | int] | None = None,
     **arguments: Any,
 ) -> Any:
@@ -73,7 +74,7 @@ def test_on_batch(
         model: a compiled model.
         x, y, sample_weight: the global batch.
         devices: how many devices, or which; all by default.
-        split: as for `cn.fit`.
+        prove, split: as for `cn.evaluate`.
         **arguments: whatever else `model.test_on_batch` takes: `return_dict`.
 
     Example:
@@ -83,21 +84,20 @@ def test_on_batch(
         >>> float(cn.test_on_batch(model, tf.ones([9, 2]), tf.ones([9, 1]), devices=2))
         1.0
     """
-    how = How.chosen("test_on_batch()", devices, None, "auto", True, split)
-    check("test_on_batch()", how.problems(model))
-    steps = ModelSteps.of(model, how, "test_on_batch()", _silent)
-    model.test_function = steps.test
-    try:
+    how = How.chosen("test_on_batch()", devices, None, "auto", prove, split)
+    check("test_on_batch()", how.problems_without_training(model, "test"))
+    steps = ModelSteps(model, how, silent)
+    x, y, sample_weight = _plain((x, y, sample_weight))
+    with lent(model, test_function=steps.test):
         logs = model.test_on_batch(x, y, sample_weight=sample_weight, **arguments)
-        steps.keep(model)
-        return logs
-    finally:
-        model.test_function = None
+    steps.keep()
+    return logs
 
 
 # What a module with "test" in its names offers is not what pytest looks for.
 test_on_batch.__test__ = False  # type: ignore[attr-defined]
 
 
-def _silent(said: str) -> None:
-    """A loop prints what it likes."""
+def _plain(batch: Any) -> Any:
+    """A batch with arrays for tables and columns of Pandas, as TensorFlow takes them in Keras's step."""
+    return tf.nest.map_structure(lambda leaf: leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf, batch)

@@ -26,6 +26,7 @@ from colonnade.run.engine.history import Record
 from colonnade.run.keras_train.callback_states import CallbackStates, go_on_writing
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.step_state import StepState
+from colonnade.run.model.lent_step import lent
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.train.signals import Interruption, interruptible
 
@@ -48,9 +49,18 @@ class SavedFit:
         step: what Keras is to call with batches.
         checkpoint: where and how often to save.
         how: how it trains, for the manifest.
+        first: callbacks of which nothing is saved, in front of the user's.
     """
 
-    def __init__(self, model: keras.Model, step: Any, checkpoint: Checkpoint, how: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Any,
+        checkpoint: Checkpoint,
+        how: dict[str, str],
+        first: Sequence[Any] = (),
+    ) -> None:
+        self._ahead_of_others = first
         self._model, self._step, self._checkpoint, self._how = model, step, checkpoint, how
         self._epoch = self._batch = 0  # what comes next: which epoch, and which batch of it
         self._made = self._examples = 0  # steps in all, and examples
@@ -62,7 +72,9 @@ class SavedFit:
         self._first = data.options.pop("initial_epoch", 0)
         self._epoch, self._last = self._first, data.options.pop("epochs", 1)
         self._steps = data.num_steps
-        callbacks = _all(data.options.pop("callbacks", None), data.options.get("verbose", "auto"))
+        own = data.options.pop("callbacks", None)
+        watched = bool(own) or data.options.get("validation_data") is not None
+        callbacks = _all(own, data.options.get("verbose", "auto"))
         self._callbacks, self._states = callbacks, CallbackStates(callbacks)
         state = StepState(self._model, self._step)
         vars(self._model).setdefault(DIRECTORIES, set()).add(_place_of(self._checkpoint))
@@ -72,14 +84,15 @@ class SavedFit:
         ):
             self._find_place()
             passes = max(self._last - self._first, 1)
-            self._batches = self._saver.batches(FitData(data.batches, ("data",), {}, passes))
-            self._model.train_function = self._train
-            history = self._fitted(data)
+            self._batches = self._saver.batches(FitData(data.batches, ("data",), {}, passes, watched))
+            with lent(self._model, train_function=self._train):
+                history = self._fitted(data)
         self._saver.ended(interrupted=self._interrupted.is_set())
         return history
 
     def _fitted(self, data: FitDataset) -> Any:
-        listed = _Heard(self, self._callbacks, self._model, data, self._last)
+        callbacks = [*self._ahead_of_others, *self._callbacks]
+        listed = _Heard(self, callbacks, self._model, data, self._last)
         with suppress(Interrupted):
             self._model.fit(
                 data.counted,

@@ -8,7 +8,7 @@ The slices of a batch are those of one machine that has all the devices; every m
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +19,10 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.hardware.clusters import joining
 from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE, Meeting
+from colonnade.hardware.clusters.whereabouts import Progress
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import sizes
+from colonnade.run.machines.call_pace import FIRST_CALLS, CallPace
 from colonnade.run.machines.collective import HOST, Collective, carried, packed
 
 LAST_WORDS = 3.0
@@ -188,6 +190,12 @@ class Peers:
         finally:
             if self.meeting is not None:
                 self.meeting.silence = OTHERWISE
+
+    def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
+        """Around a call of steps: how far it is, and how long it may stand still, is told to all machines."""
+        if self.meeting is None:
+            return nullcontext()
+        return self.meeting.call(progress, FIRST_CALLS if self.apart else pace.patience)
 
     def back(self, seconds_per_step: float, early: str | None) -> None:
         """Tell that this machine has made its steps; `early` says why they are fewer than asked for."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from colonnade.describe.pictures import html
 from colonnade.errors import Problem, check
-from colonnade.hardware.devices import estimated_limit, names
+from colonnade.hardware.devices import estimated_limit, is_card, names
 from colonnade.hardware.placement import short
 from colonnade.reason.schedules.schedule import Schedule, alive
 from colonnade.run.batch.split import Arguments
@@ -200,6 +200,14 @@ def of_replicas(
         parameters = placed.held[device] + beside
         footprints.append(Footprint(device, parameters, round(share * measured.slots), mine, max(0, peak)))
     return Memory(tuple(footprints))
+
+
+def with_slices_ahead(memory: Memory, part: Arguments, num_active: int) -> Memory:
+    """With the slice of the next step too, which is copied to a card while the one at hand is computed."""
+    size = sum(num_bytes(tensor) for tensor in part.components())
+    working = memory.devices[:num_active]
+    more = [replace(d, activations=d.activations + size) if is_card(d.device) else d for d in working]
+    return Memory((*more, *memory.devices[num_active:]))
 
 
 def _made_on(measured: JobMemory, device: str) -> float:

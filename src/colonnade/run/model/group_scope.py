@@ -41,14 +41,6 @@ class GroupScope(ReplicaScope):
         values = self._of_all(gradient.values * tf.constant(self._share, gradient.dtype))
         return tf.IndexedSlices(values, self._of_all(gradient.indices), gradient.dense_shape)
 
-    def _of_all(self, rows: Any) -> Any:
-        """The rows of all batches, one batch after the other; each has as many as it has."""
-        own = tf.one_hot(self._place, self._num_batches, tf.shape(rows)[0], 0)
-        counts = self._all_reduce(own)
-        begin = tf.cumsum(counts, exclusive=True)[self._place]
-        shape = tf.concat([[tf.reduce_sum(counts)], tf.shape(rows)[1:]], 0)
-        where = begin + tf.range(tf.shape(rows)[0])
-        return self._all_reduce(tf.scatter_nd(where[:, None], rows, shape))
-
-    def _all_reduce(self, value: Any) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+    @property
+    def _slot(self) -> tuple[Any, int]:
+        return self._place, self._num_batches

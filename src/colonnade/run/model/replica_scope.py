@@ -7,20 +7,33 @@ over the replicas are marks in the trace (see `trace.replica_context`).
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.model.metrics import ROWS, as_with_keras, counted_rows, known_number
 from colonnade.run.model.whole_batch import gathered
 from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.replica_context import TracingContext
 
+# Kinds of lookups, as `step.gradient_rows` calls them.
+SAME, ONCE, MIXED = "same", "once", "mixed"
+Lookup = tuple[Any, str, tuple[int | None, ...] | None]
+
 # There is one class of optimizers for all threads: one trace at a time may exchange its methods.
 _EXCHANGING = threading.RLock()
+
+
+class Size(NamedTuple):
+    """A size that a trace met."""
+
+    value: int | float | None
+    doubtful: bool  # whether it may be of the examples, or one that happens to be so
+    usual: bool  # whether it is what most metrics are given: as many values as examples
 
 
 class ReplicaScope:
@@ -30,10 +43,24 @@ class ReplicaScope:
         rows: how many examples its slice has.
         total: how many the batch has.
         positions: the places of its examples in the batch.
+        known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
+        lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
+            they had (see `gradient_rows`); by default each row is that of an example.
     """
 
-    def __init__(self, rows: int, total: int, positions: Any) -> None:
+    def __init__(
+        self,
+        rows: int,
+        total: int,
+        positions: Any,
+        known: Mapping[int, bool] | None = None,
+        lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
+    ) -> None:
         self._rows, self._total, self._positions = rows, total, positions
+        self._known, self._lookups = known or {}, lookups
+        # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
+        # grow with the number of examples, a trace of the whole batch tells.
+        self.sizes: list[Size] = []
         self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
         # What optimizers were given, in order: the path of a variable, and its gradient.
@@ -44,32 +71,53 @@ class ReplicaScope:
         """While the user's step is traced."""
         self._graph = tf.compat.v1.get_default_graph()
         with _EXCHANGING, ExitStack() as stack:
-            for kind in _with_apply():
+            for kind in _with("apply"):
                 stack.enter_context(_exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
+            for kind in _with("apply_gradients"):
+                own = self._applying_pairs(vars(kind)["apply_gradients"])
+                stack.enter_context(_exchanged(kind, "apply_gradients", own))
             for metric in metrics:
                 stack.enter_context(_updating(metric, self._outermost(metric.update_state)))
+            stack.enter_context(counted_rows())
             yield self
 
     def _applying(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def summed_first(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             if self._inside:  # an optimizer inside of another one
                 return apply(optimizer, grads, trainable_variables)
-            self._check_place("apply", optimizer.name)
-            grads = list(grads)
-            variables = trainable_variables or [None] * len(grads)
-            named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
-            grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
-            self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
+            grads = self._of_all_slices(optimizer, grads, trainable_variables)
             return self._called(apply, optimizer, grads, trainable_variables)
 
         return unconverted(summed_first)
+
+    def _applying_pairs(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Of an optimizer that does something with gradients before it applies them, too."""
+
+        def summed_first(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return apply(optimizer, grads_and_vars, *args, **kwargs)
+            own, variables = zip(*grads_and_vars, strict=True)
+            grads = self._of_all_slices(optimizer, own, variables)
+            return self._called(apply, optimizer, list(zip(grads, variables, strict=True)), *args, **kwargs)
+
+        return unconverted(summed_first)
+
+    def _of_all_slices(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
+        self._check_place("apply", optimizer.name)
+        grads = list(grads)
+        variables = variables or [None] * len(grads)
+        named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
+        grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
+        self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
+        return grads
 
     def _outermost(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return update(*args, **kwargs)
             self._check_place("update_state", "a metric")
-            args, kwargs = tf.nest.map_structure(self._of_batch, (args, kwargs))
+            given = as_with_keras(args, kwargs, self._rows)
+            args, kwargs = tf.nest.map_structure(self._of_batch, given)
             return self._called(update, *args, **kwargs)
 
         return unconverted(whole_first)
@@ -96,59 +144,122 @@ class ReplicaScope:
             return None
         if not isinstance(gradient, tf.IndexedSlices):
             return self._mean(tf.convert_to_tensor(gradient))
-        lookups = gradient.indices.shape.num_elements()
-        if lookups is None or lookups % self._rows:
-            rule = "has a sparse gradient, and its rows are not as many for each example, so that nobody can "
-            rule += "tell whose they are"
-            fix = "Read the table as a whole: tf.gather(tf.convert_to_tensor(table), ids)"
+        lookups = self._lookups(gradient.indices)
+        if any(kind == MIXED for _, kind, _ in lookups):
+            rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
+            fix = "Look it up in the step itself, or read it as a whole: "
+            fix += "tf.gather(tf.convert_to_tensor(table), ids)"
             raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
-        values, indices = (
-            self._rows_of_all(part, lookups // self._rows)
-            for part in (gradient.values * tf.constant(self._share, gradient.dtype), gradient.indices)
-        )
+        scaled = gradient.values * tf.constant(self._share, gradient.dtype)
+        counts = [tf.size(indices) for indices, *_ in lookups]
+        parts = zip(tf.split(scaled, counts), tf.split(gradient.indices, counts), lookups, strict=True)
+        both = [self._rows_of_batch(values, indices, lookup) for values, indices, lookup in parts]
+        values, indices = (tf.concat(list(each), axis=0) for each in zip(*both, strict=True))
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def _rows_of_all(self, rows: Any, each: int) -> Any:
-        """Rows of which every example has some, those of all examples."""
+    def _rows_of_batch(self, values: Any, indices: Any, lookup: Lookup) -> tuple[Any, Any]:
+        """The rows of one lookup that the gradient of the whole batch has, and where they belong."""
+        looked_up, kind, shape = lookup
+        grows = self._grows(shape[0] if shape else None, otherwise=kind != SAME)
+        if kind == SAME and not grows:  # the same for every slice: a table that is read at fixed rows
+            return self._all_reduce(values), indices
+        if kind == ONCE:
+            values, indices = self._of_all(values), self._of_all(indices)
+            distinct, places = tf.unique(indices)
+            return tf.math.unsorted_segment_sum(values, places, tf.size(distinct)), distinct
+        size = looked_up.shape.num_elements() if shape and shape[0] == self._rows else None
+        each = None if size is None or size % self._rows else size // self._rows
+        return self._rows_of_all(values, each), self._rows_of_all(indices, each)
+
+    def _grows(self, size: int | None, otherwise: bool = True) -> bool:
+        """Whether a dim is one for each example, or some; `otherwise` where nothing tells."""
+        known, multiple = self._known.get(len(self.sizes)), size is not None and size % self._rows == 0
+        self.sizes.append(Size(size, multiple, size == self._rows))
+        if known is not None:
+            return known
+        return otherwise if size is None else multiple
+
+    def _is_rows(self, number: int | float) -> bool:
+        """Whether a number is that of the examples."""
+        known = self._known.get(len(self.sizes), True)
+        self.sizes.append(Size(number, number == self._rows, False))
+        return number == self._rows and known
+
+    def _rows_of_all(self, rows: Any, each: int | None) -> Any:
+        """Rows of which every example has some, those of all examples; or those of all slices in order."""
+        if each is None:
+            return self._of_all(rows)
         shape = tf.shape(rows)[1:]
         by_example = tf.reshape(rows, tf.concat([[self._rows, each], shape], 0))
         whole = gathered(by_example, self._positions, self._total)
         return tf.reshape(whole, tf.concat([[self._total * each], shape], 0))
+
+    def _of_all(self, rows: Any) -> Any:
+        """The rows of all replicas, one replica after the other; each has as many as it has."""
+        slot, num_slots = self._slot
+        counts = self._all_reduce(tf.scatter_nd([[slot]], tf.shape(rows)[:1], [num_slots]))
+        begin = tf.cumsum(counts, exclusive=True)[slot]
+        shape = tf.concat([[tf.reduce_sum(counts)], tf.shape(rows)[1:]], 0)
+        where = begin + tf.range(tf.shape(rows)[0])
+        return self._all_reduce(tf.scatter_nd(where[:, None], rows, shape))
+
+    @property
+    def _slot(self) -> tuple[Any, int]:
+        """A place that no other replica has, and how many places there are."""
+        return self._positions[0], self._total
+
+    def _all_reduce(self, value: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     @property
     def _share(self) -> float:
         return self._rows / self._total
 
     def _mean(self, value: Any) -> Any:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, value * tf.constant(self._share, value.dtype))
+        return self._all_reduce(value * tf.constant(self._share, value.dtype))
 
     def _of_batch(self, value: Any) -> Any:
         """What the whole batch gives where a slice gives this."""
-        if isinstance(value, int) and not isinstance(value, bool) and value == self._rows:
+        if value is ROWS:
             return self._total
         if not isinstance(value, tf.Tensor):
             return value
-        if value.shape.rank and value.shape[0] == self._rows:
-            return gathered(value, self._positions, self._total)
-        if value.dtype.is_floating:
-            return self._mean(value)
-        if value.shape.rank == 0 and value.dtype.is_integer:  # how many examples there are
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        if value.shape.rank == 0:
+            number = known_number(value)
+            if number is not None:
+                return tf.constant(self._total, value.dtype) if self._is_rows(number) else value
+            if value.dtype.is_floating:
+                return self._mean(value)
+            if value.dtype.is_integer:  # how many there are of something
+                return self._all_reduce(value)
+        elif value.shape.rank is not None and value.dtype != tf.string:
+            size = value.shape[0]
+            if self._grows(size):
+                return self._values_of_all(value, size)
+            if value.dtype.is_floating:
+                return self._mean(value)
         rule = f"is given {value.dtype.name} of shape {value.shape}, of which the whole batch has no sum"
         fix = "Give it one value for each example, or the mean over them"
         raise InvalidArgument("fit()", [Problem("update_state", "a metric", rule, fix)])
+
+    def _values_of_all(self, value: Any, size: int | None) -> Any:
+        """One value for each example, or some, such as one for each token."""
+        if size == self._rows:
+            return gathered(value, self._positions, self._total)
+        numbers = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+        whole = self._rows_of_all(numbers, None if size is None else size // self._rows)
+        whole.set_shape([None, *value.shape[1:]])
+        return tf.cast(whole, value.dtype)
 
 
 def _path(variable: Any, otherwise: str) -> str:
     return otherwise if variable is None else str(getattr(variable, "path", variable.name))
 
 
-def _with_apply() -> list[type]:
-    """The classes of optimizers that have an `apply` of their own."""
-    above = [kind for kind in keras.optimizers.Optimizer.__mro__ if "apply" in vars(kind)]
-    return [*above[:1], *(k for k in _below(keras.optimizers.Optimizer) if "apply" in vars(k))]
+def _with(method: str) -> list[type]:
+    """The classes of optimizers that have a method of their own."""
+    above = [kind for kind in keras.optimizers.Optimizer.__mro__ if method in vars(kind)]
+    return [*above[:1], *(k for k in _below(keras.optimizers.Optimizer) if method in vars(k))]
 
 
 def _below(kind: type) -> Iterator[type]:

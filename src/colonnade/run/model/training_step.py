@@ -28,7 +28,7 @@ class TrainingStep:
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         prediction = self._model(x, **self._training)
-        with DeferredMetrics(all_metrics(self._model)):
+        with deferred(self._model):
             loss = self._model.compute_loss(x, y, prediction, sample_weight, **self._training_of_loss)
         return {"loss": loss, "prediction": tf.nest.map_structure(tf.stop_gradient, prediction)}
 
@@ -51,6 +51,11 @@ def all_metrics(model: keras.Model) -> list[Any]:
     """Those of Keras, of which the first is that of the loss, and those of a `metrics` of the model."""
     known = [*keras.Model.metrics.fget(model), *model.metrics]
     return list({id(metric): metric for metric in known}.values())
+
+
+def deferred(model: keras.Model, rows: int | None = None) -> DeferredMetrics:
+    """The metrics of a model, which note what they are given by a slice of so many examples."""
+    return DeferredMetrics(all_metrics(model), rows)
 
 
 def step_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], join: str) -> TrainingStep | None:

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
-from colonnade.run.trace.user_ops import is_users
+from colonnade.run.trace.ops import is_users
 
 # What code raises for a number of examples that it does not take.
-NOT_TAKEN = (ValueError, TypeError, tf.errors.InvalidArgumentError)
+NOT_TAKEN = (ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError)
 
 
 class Failures:
@@ -51,7 +51,7 @@ class Failures:
                 raise
             whole()
             rows = " or ".join(str(count) for count in dict.fromkeys(counts))
-            rule = f"does not take a slice of {rows} examples: {_first_line(noted)}{_line(noted)}"
+            rule = f"does not take a slice of {rows} examples: {first_line(noted)}{_line(noted)}"
             fix = "Take the number of examples from the input, keras.ops.shape(x)[0], or use devices=1"
             raise InvalidArgument(where, [Problem("model", name, rule, fix)]) from None
 
@@ -64,7 +64,7 @@ def _line(error: BaseException) -> str:
     return f" (at {file}:{number}: {linecache.getline(file, number).strip()})"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """What was said, without the frames that Keras and TensorFlow add."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     plain = [line for line in lines if not line.startswith(("Exception encountered", "Arguments received"))]

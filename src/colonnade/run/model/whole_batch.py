@@ -103,11 +103,20 @@ class AddedLosses:
 def kinds(
     whole: Sequence[float], slices: Sequence[Sequence[float]], counts: Sequence[int], step: float
 ) -> list[str]:
-    """Of each added loss whether it is a sum over the examples, told from a batch and its slices."""
+    """Of each added loss whether it is a sum over the examples; where nothing tells, it is a mean."""
+    return [kind or MEAN for kind in told_kinds(whole, slices, counts, step)]
+
+
+def told_kinds(
+    whole: Sequence[float], slices: Sequence[Sequence[float]], counts: Sequence[int], step: float
+) -> list[str | None]:
+    """The same, as far as a batch and its slices tell it: of a loss that is 0 they do not."""
     return [_kind(value, [own[i] for own in slices], counts, step) for i, value in enumerate(whole)]
 
 
-def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: float) -> str:
+def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: float) -> str | None:
+    if not whole and not any(parts):
+        return None
     mean = sum(part * n for part, n in zip(parts, counts, strict=True)) / sum(counts)
     total = sum(parts)
     # With dropout or local statistics neither is exact; one is N times the other.
@@ -117,7 +126,8 @@ def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: flo
 def unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
     """Outputs of a model that are not one for each example, so that those of slices cannot be joined."""
     for i, output in enumerate(tf.nest.flatten(prediction)):
-        shape = None if output is None else tuple(output.shape)
+        # Of a sparse tensor the shape may be known only when the graph runs.
+        shape = None if output is None or output.shape.rank is None else tuple(output.shape)
         if shape is not None and (not shape or shape[0] not in (None, rows)):
             what = "a number" if not shape else f"of shape {shape}"
             rule = f"is {what} for a slice of {rows} examples, whose first dim must be that of the examples"
@@ -125,8 +135,29 @@ def unjoined(prediction: Any, rows: int | None) -> Iterator[Problem]:
             yield Problem("output of the model", i, rule, fix)
 
 
+def nothing(prediction: Any, loss: Any) -> Iterator[Problem]:
+    """A model that returns nothing, where somebody wants what it returns: a loss, or whoever predicts."""
+    if prediction is None and loss is not None:
+        rule = "is what its call returns, and there is nothing to compute a loss or metrics from"
+        yield Problem("output of the model", None, rule, "Return the prediction")
+
+
+def untrained(name: str, trainable: Sequence[Any]) -> Iterator[Problem]:
+    """A model of which nothing is trained; Keras warns, and only measures it."""
+    if not trainable:
+        rule = "has no trainable weights: all its layers are frozen, and there is nothing to train"
+        fix = "Set trainable=True of a layer and compile again, or measure it: cn.evaluate"
+        yield Problem("model", name, rule, fix)
+
+
 def joined(predictions: Sequence[Any]) -> Any:
     """The prediction for a batch, from those for its slices. A model may give none."""
-    return tf.nest.map_structure(
-        lambda *parts: None if parts[0] is None else tf.concat(parts, axis=0), *predictions
-    )
+    return tf.nest.map_structure(_one_after_the_other, *predictions)
+
+
+def _one_after_the_other(*parts: Any) -> Any:
+    if parts[0] is None or len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    return tf.concat(parts, axis=0)

@@ -102,9 +102,12 @@ def fits(column: Sequence[Any]) -> bool:
     )
 
 
-def by_dtype(tensors: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
-    """The positions of tensors of one dtype together, the last first: so a backward pass makes them."""
+def by_dtype(tensors: Sequence[Any], positions: Sequence[int], made: Sequence[int] = ()) -> list[list[int]]:
+    """The positions of tensors of one dtype together, those first that are `made` first.
+
+    Where that is not told, the last comes first: so a backward pass makes them if they are listed as used.
+    """
     groups: dict[Any, list[int]] = {}
-    for i in sorted(positions, reverse=True):
+    for i in sorted(positions, key=lambda i: made[i] if made else -i):
         groups.setdefault(tensors[i].dtype, []).append(i)
     return list(groups.values())

@@ -26,17 +26,32 @@ def can_sum(tensors: Sequence[Any]) -> bool:
     return all(tensor.dtype in SUMMED for tensor in tensors)
 
 
+def is_broken(error: tf.errors.OpError) -> bool:
+    """Whether TensorFlow tells of a collective that was broken off or did not end in time.
+
+    After such a one it may also say no more than that a call was cancelled before it began.
+    """
+    return isinstance(error, tf.errors.CancelledError) or "collective" in error.message.lower()
+
+
 class LibrarySums:
     """Sums over some devices, each a card of its own. To be made in eager code: it has variables."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._tokens = collective.tokens(devices)
+        # Whether the graph that is being made is for the first steps on such batches.
+        self.at_first = False
 
-    def sums(self, rows: Sequence[Sequence[Any]], *, largest: int = LARGEST) -> list[list[Any]]:
-        """For every device the sums of dense gradients, each of one known shape and dtype on all."""
+    def sums(
+        self, rows: Sequence[Sequence[Any]], *, largest: int = LARGEST, made: Sequence[int] = ()
+    ) -> list[list[Any]]:
+        """For every device the sums of dense gradients, each of one known shape and dtype on all.
+
+        `made` tells for each gradient when it is there, by some count.
+        """
         sums: list[list[Any]] = [[None] * len(rows[0]) for _ in rows]
-        for group in by_dtype(rows[0], range(len(rows[0]))):
+        for group in by_dtype(rows[0], range(len(rows[0])), made):
             tensors = [rows[0][i] for i in group]
             count = -(-sum(map(num_bytes, tensors)) // largest)
             buckets = Buckets(tuple(tuple(tensor.shape.as_list()) for tensor in tensors), count)
@@ -44,8 +59,9 @@ class LibrarySums:
             for own, row, device, token in zip(sums, rows, self._devices, self._tokens, strict=True):
                 with tf.device(device):
                     held = buckets.packed([row[i] for i in group])
+                    patience = collective.AT_FIRST if self.at_first else collective.PATIENCE
                     totals = [
-                        collective.summed(vector, self._devices, key, token)
+                        collective.summed(vector, self._devices, key, token, patience)
                         for vector, key in zip(held, keys, strict=True)
                     ]
                     for i, total in zip(group, buckets.unpacked(totals), strict=True):

@@ -21,9 +21,10 @@ import tensorflow as tf
 
 from colonnade.describe.topology import Topology
 from colonnade.reason.transfers.reduction import Round, reduction
-from colonnade.run.move.buckets import Buckets, by_dtype
+from colonnade.run.move.buckets import Buckets, by_dtype, fits
 from colonnade.run.move.num_bytes import num_bytes
-from colonnade.run.move.reduce import add, links_of, scope
+from colonnade.run.move.reduce import Order, add, bucket_for, links_of, reduce, scope, spread
+from colonnade.run.move.reductions import SMALL
 
 # A bucket has no more bytes than this.
 LARGEST = 4 * 2**20
@@ -36,6 +37,7 @@ def ring_sums(
     everywhere: bool,
     largest: int = LARGEST,
     first: int = 0,
+    made: Sequence[int] = (),
 ) -> list[list[Any]]:
     """The sums over devices of dense gradients, on every device, or on the first alone.
 
@@ -46,6 +48,7 @@ def ring_sums(
         everywhere: whether all of them do.
         largest: how many bytes a bucket has at most.
         first: the number of the first bucket, for a profile.
+        made: for each gradient when it is there, by some count.
 
     Returns:
         A list for each device that gets the sums.
@@ -54,7 +57,7 @@ def ring_sums(
     working, num_devices = links.select(range(len(rows))), len(rows)
     targets = devices if everywhere else devices[:1]
     sums: list[list[Any]] = [[None] * len(rows[0]) for _ in targets]
-    for group in by_dtype(rows[0], range(len(rows[0]))):
+    for group in by_dtype(rows[0], range(len(rows[0])), made):
         buckets = _cut([rows[0][i] for i in group], num_devices, largest)
         held = [_packed(buckets, [row[i] for i in group], at) for row, at in zip(rows, devices, strict=False)]
         arrived: list[list[Any]] = [[] for _ in targets]
@@ -72,8 +75,32 @@ def ring_sums(
     return sums
 
 
+def sums_everywhere(rows: Sequence[Sequence[Any]], devices: Sequence[str], order: Order) -> list[list[Any]]:
+    """The sums of whatever devices hold, on every one of them: between cards in few messages.
+
+    What can be cut into equal parts goes as above, if it is large; all else along the order, and back.
+    """
+    bucket = bucket_for(devices)
+    even = [i for i, column in enumerate(zip(*rows, strict=True)) if fits(column)] if bucket else []
+    if sum(num_bytes(rows[0][i]) for i in even) < SMALL * len(devices):
+        even = []
+    others = [[value for i, value in enumerate(row) if i not in even] for row in rows]
+    sums = spread(reduce(others, devices, order, bucket_bytes=bucket), devices, order, bucket_bytes=bucket)
+    if even:
+        cut = ring_sums([[row[i] for i in even] for row in rows], devices, everywhere=True)
+        for own, totals in zip(sums, cut, strict=True):
+            for i, total in zip(even, totals, strict=True):
+                own.insert(i, total)
+    return sums
+
+
 def owner_sums(
-    rows: Sequence[Sequence[Any]], devices: Sequence[str], owners: Sequence[int], *, largest: int = LARGEST
+    rows: Sequence[Sequence[Any]],
+    devices: Sequence[str],
+    owners: Sequence[int],
+    *,
+    largest: int = LARGEST,
+    made: Sequence[int] = (),
 ) -> list[Any]:
     """The sums over devices of dense gradients, each on its owner, or on device 0 if that has no row."""
     links = links_of(devices[: len(rows)])
@@ -82,7 +109,7 @@ def owner_sums(
     number = 0
     for root in sorted(set(roots)):
         rounds = tuple(reduction(links, root))
-        for group in by_dtype(rows[0], [i for i, at in enumerate(roots) if at == root]):
+        for group in by_dtype(rows[0], [i for i, at in enumerate(roots) if at == root], made):
             buckets = _cut([rows[0][i] for i in group], 1, largest)
             held = [
                 _packed(buckets, [row[i] for i in group], at) for row, at in zip(rows, devices, strict=False)

@@ -18,7 +18,7 @@ from colonnade.errors import AlreadyStarted, ColonnadeError, InvalidArgument, Pr
 from colonnade.hardware import devices as hardware
 from colonnade.run.parallel.verify import verify
 from colonnade.run.parallel.verify_report import Report
-from colonnade.run.trace.user_ops import is_users
+from colonnade.run.trace.ops import is_users
 
 WHERE = "verify"
 # Dims other than the batch that a signature leaves open.

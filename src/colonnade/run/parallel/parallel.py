@@ -2,6 +2,7 @@
 
 import functools
 import re
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -14,7 +15,11 @@ from colonnade.hardware.placement import Placement, placement, short
 from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
 from colonnade.run.batch.widths import Widths
+from colonnade.run.batch.zeros import with_zeros
+from colonnade.run.parallel.compilation import Compilation, compile_problems
+from colonnade.run.parallel.compiled_replica import CompiledReplica, immovable
 from colonnade.run.parallel.join import check_join, join_leaf
+from colonnade.run.parallel.uncompilable import uncompilable
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.op_timeline import Places, op_timeline
@@ -27,14 +32,18 @@ Devices = int | Sequence[int | str] | None
 class Parallel:
     """A function that runs on several devices; made by `parallel`."""
 
-    def __init__(self, fn: Callable[..., Any], devices: Sequence[str], join: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], devices: Sequence[str], join: str, compile: bool | str = False
+    ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._join = join
         self._names = parameter_names(fn)
         self._where = f"parallel({getattr(fn, '__name__', type(fn).__name__)})"
         self._traces = TraceCache(self._traced, devices, version=_seed)
-        self._compiled: dict[Hashable, Any] = {}
+        self._graphs: dict[Hashable, Any] = {}
+        self._compilation = Compilation(compile, self._where)
+        self._with_xla: dict[tuple[Traced, str], CompiledReplica] = {}
         self._widths = Widths()
         self.devices = tuple(devices)
 
@@ -47,22 +56,28 @@ class Parallel:
         """The traces of the function so far."""
         return list(self._traces)
 
+    @property
+    def compiled(self) -> str | None:
+        """What became of `compile=`, and why; None where nobody asked."""
+        return self._compilation.verdict
+
     @tf.autograph.experimental.do_not_convert
     def run(self, arguments: Arguments) -> Any:
         """Call the function with arguments whose roles are settled."""
         if not tf.executing_eagerly():
             return self._build(arguments)
         arguments = self._widths.opened(arguments)
-        key = (arguments.key(), _seed())
-        if key not in self._compiled:
+        key = (arguments.key(), _seed(), self._compilation.on)
+        known = key in self._graphs
+        if not known:
             try:
-                self._compiled[key] = self._compile(arguments)
+                self._graphs[key] = self._compile(arguments)
             except ColonnadeError as mistake:
                 # The user's own mistake, without the frames of TensorFlow's tracing around it.
                 raise mistake.with_traceback(None) from None
-        concrete, structure = self._compiled[key]
+        concrete, structure = self._graphs[key]
         try:
-            leaves = iter(concrete(*arguments.components()))
+            leaves = iter(self._timed(concrete, arguments, counts=known))
         except tf.errors.OpError as error:
             raise self._explained(error, arguments) from None
         return structure.pack([next(leaves) if is_tensor(leaf) else leaf for _, leaf in structure.paths()])
@@ -139,20 +154,34 @@ class Parallel:
         function = concrete(every_replica, *specs)
         return function, built[-1]
 
+    def _timed(self, concrete: Any, arguments: Arguments, *, counts: bool) -> Any:
+        """A call; while nobody knows whether XLA is faster, its time counts, if it `counts`."""
+        if not (counts and self._compilation.undecided):
+            return concrete(*arguments.components())
+        start = time.perf_counter()
+        results = concrete(*arguments.components())
+        tf.test.experimental.sync_devices()
+        self._compilation.note(arguments.size(self._where) or 0, 1, time.perf_counter() - start)
+        return results
+
     def _build(self, arguments: Arguments) -> Any:
-        traced, leaves = self._replicas(arguments)
+        """In a graph of the user's, of which no call is seen."""
+        traced, leaves = self._replicas(arguments, compiled=not self._compilation.undecided)
         return traced.pack(leaves)
 
-    def _replicas(self, arguments: Arguments) -> tuple[Traced, list[Any]]:
-        """Run every replica; the leaves of the joined result, and a trace that knows their structure."""
+    def _replicas(self, arguments: Arguments, *, compiled: bool = True) -> tuple[Traced, list[Any]]:
+        """Run every replica; the leaves of the joined result, and a trace that knows their structure.
+
+        Without `compiled`, XLA is left out whatever was asked for.
+        """
         total = arguments.size(self._where)
         counts = arguments.counts(len(self.devices)) if total is None else sizes(total, len(self.devices))
         parts = arguments.parts(counts)
         traces = [self._trace(part, i, len(parts)) for i, part in enumerate(parts)]
-        results = [
-            traced.on(self.devices[i], part.components(), replica=i)
-            for i, (traced, part) in enumerate(zip(traces, parts, strict=True))
-        ]
+        if compiled and self._compilation.on:
+            self._check_compiling(traces, parts, counts)
+        call = self._call_compiled if compiled and self._compilation.on else self._call
+        results = [call(i, *each) for i, each in enumerate(zip(traces, parts, strict=True))]
         paths = [path for path, _ in traces[0].paths()]
         follows = self.follows(parts[0], traces[0], counts)
         leaves = [
@@ -160,6 +189,29 @@ class Parallel:
             for path, replicas, follow in zip(paths, zip(*results, strict=True), follows, strict=True)
         ]
         return traces[0], leaves
+
+    def _call(self, replica: int, traced: Traced, part: Arguments) -> list[Any]:
+        return traced.on(self.devices[replica], part.components(), replica=replica)
+
+    def _call_compiled(self, replica: int, traced: Traced, part: Arguments) -> list[Any]:
+        key = (traced, self.devices[replica])
+        if key not in self._with_xla:
+            self._with_xla[key] = CompiledReplica(*key)
+        return self._with_xla[key](part.components(), replica)
+
+    def _check_compiling(
+        self, traces: Sequence[Traced], parts: Sequence[Arguments], counts: Sequence[Any]
+    ) -> None:
+        """Refuse what XLA cannot compile, where that was asked for; else go on without it."""
+        with tf.init_scope():
+            amiss = next(filter(None, (list(immovable(traced)) for traced in traces)), [])
+            known = [count if isinstance(count, int) else 1 for count in counts]
+            like = [with_zeros(part.resized(rows)) for part, rows in zip(parts, known, strict=True)]
+            amiss = amiss or uncompilable(traces, like)
+        if amiss and self._compilation.undecided:
+            self._compilation.decline(amiss[0].rule)
+        else:
+            self._compilation.refuse(amiss)
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Traced:
         """One trace for all replicas whose slices have the same shape, or one each where it must be."""
@@ -232,7 +284,13 @@ class Parallel:
         return None
 
 
-def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, join: str = "concat") -> Any:
+def parallel(
+    fn: Callable[..., Any] | None = None,
+    *,
+    devices: Devices = None,
+    join: str = "concat",
+    compile: bool | str = False,
+) -> Any:
     """Make a function, a Keras model or a layer run on several devices; also as a decorator.
 
     Every tensor among the arguments is split on its first dim; Python values, 0-d tensors and
@@ -244,6 +302,8 @@ def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, j
         devices: how many devices, or which; all by default.
         join: what becomes of outputs without a batch dim, such as a scalar loss: `mean` (weighted by
             the size of each slice), `sum` or `stack`. By default such an output is an error.
+        compile: True lets XLA compile what a replica computes; `auto` tries both ways on the first calls
+            and keeps the faster one. `compiled` of what is returned says what became of it.
 
     Example:
         >>> import colonnade as cn, tensorflow as tf
@@ -254,13 +314,14 @@ def parallel(fn: Callable[..., Any] | None = None, *, devices: Devices = None, j
         3.0
     """
     check_join(join, "parallel()")
+    check("parallel()", compile_problems(compile))
     if fn is None:
-        return functools.partial(parallel, devices=devices, join=join)
+        return functools.partial(parallel, devices=devices, join=join, compile=compile)
     if not callable(fn):
         raise InvalidArgument(
             "parallel()", [Problem("fn", fn, "must be a function", "Pass what you would call")]
         )
-    return Parallel(fn, hardware.resolve(devices, "parallel()"), join)
+    return Parallel(fn, hardware.resolve(devices, "parallel()"), join, compile)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -12,7 +12,7 @@ from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.refusals import refusals
 from colonnade.run.pipeline.tasks import Passage
 from colonnade.run.step.evaluation import Evaluation, Score
-from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace_cut.stage_cut import StageCut
 
 
@@ -53,4 +53,4 @@ class PipelineEvaluation(Evaluation):
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *per_micro_batch)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        return concrete(sums, *specs)
+        return hosted(sums, *specs)

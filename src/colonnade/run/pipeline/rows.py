@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.hardware.devices import are_cards
-from colonnade.run.batch.shares import EvenShares
 from colonnade.run.batch.split import Arguments
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import components, slices
+from colonnade.run.engine.gradients import components, slice_specs, slices
 from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, homes_of, of_pipeline
 from colonnade.run.move.num_bytes import num_bytes
-from colonnade.run.move.reduce import Order, add, order_for, reduce, spread
+from colonnade.run.move.reduce import add, order_for, reduce, spread
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.pipeline.refusals import assigned_again, refusals, split_in_rows
 from colonnade.run.pipeline.tasks import Passage
@@ -51,14 +50,17 @@ def pipelined(
     # To look at the gradient of every micro-batch would cost some percent of a step.
     traces = Traces(settings, examined=False)
     pipeline.optimizer = optimizer
-    return Lockstep(settings, traces, Rows(pipeline, traces), EvenShares(len(ends)))
+    return Lockstep(settings, traces, Rows(pipeline, traces))
 
 
 class Rows:
     """Pipelines side by side, each with a slice of the batch in micro-batches."""
 
+    unbroken = False
+
     def __init__(self, pipeline: Pipeline, traces: Traces) -> None:
         self._pipeline, self._traces, self._rows = pipeline, traces, pipeline.rows
+        self._on_cards = are_cards(pipeline.devices)
         self._legs: dict[Objective, StageCut] = {}
         self._places: list[tuple[str, ...]] = [tuple(row) for row in pipeline.rows]
         self._place_of: dict[Any, int] = {}  # by the ref of a variable
@@ -73,8 +75,12 @@ class Rows:
         """Those of the micro-batches."""
         return [count for row in self._pipeline.counts(sum(counts)) for count in row]
 
-    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
-        return self._traces.of_micro_batch(part, number, num_slices)
+    def expect(self, *, first: bool) -> None:
+        """It is all the same here."""
+
+    def traced(self, batch: Arguments, counts: Sequence[int]) -> list[Objective]:
+        parts = slice_specs(batch, self.slices(counts))
+        return [self._traces.of_micro_batch(part, i, len(parts)) for i, part in enumerate(parts)]
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         yield from (problems := list(refusals(traces, self._pipeline)))
@@ -88,8 +94,7 @@ class Rows:
     def _cut(self, traced: Objective) -> StageCut:
         """The legs of a trace. An optimizer that makes a scale for the loss has it traced once more."""
         if traced not in self._legs:
-            on_cards = are_cards(self._pipeline.devices)
-            self._legs[traced] = StageCut(traced, self._pipeline.num_stages, on_cards=on_cards)
+            self._legs[traced] = StageCut(traced, self._pipeline.num_stages, on_cards=self._on_cards)
         return self._legs[traced]
 
     def memory(self, batch: Arguments, traces: Sequence[Objective], counts: Sequence[int]) -> Memory:
@@ -127,7 +132,7 @@ class Rows:
                     housed.at_stage(row, stage, objective.captures)
 
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
     ) -> tuple[list[Share], list[Any]]:
         assert isinstance(housed, StageHomes)
         split = self._pipeline.counts(sum(counts))
@@ -137,7 +142,7 @@ class Rows:
         for number, (devices, row) in enumerate(zip(self._rows, split, strict=False)):
             mine = [next(parts) for _ in row]
             first = sum(len(other) for other in split[:number])
-            traces = [self.trace(part, first + i, total) for i, part in enumerate(mine)]
+            traces = [self._traces.of_micro_batch(part, first + i, total) for i, part in enumerate(mine)]
             passage = Passage(devices, number)
             for traced, part in zip(traces, mine, strict=True):
                 handles = [housed.at_stage(number, stage, traced.captures) for stage in range(len(devices))]
@@ -176,16 +181,13 @@ class Rows:
                 sizes=sizes,
             )
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
         sums: list[Any] = [None] * len(self._traces.parameters)
         for mine, devices in self._by_place(len(gradients)):
             of_stage = [[row[i] for i in mine] for row in gradients]
             for i, total in zip(mine, reduce(of_stage, devices, order_for(devices)), strict=True):
                 sums[i] = total
         return [sums]
-
-    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
-        return []
 
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         return None

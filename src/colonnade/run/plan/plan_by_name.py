@@ -10,8 +10,8 @@ from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware import devices as hardware
 from colonnade.reason.planning.planner import choose
 from colonnade.run.parallel.load import load
-from colonnade.run.plan.devices_here import devices_here
 from colonnade.run.plan.workload import workload
+from colonnade.run.train.devices_here import devices_here
 
 
 def plan_by_name(

@@ -62,8 +62,8 @@ def plan(
             "plan()", [Problem("optimizer", None, rule, "Pass a Keras optimizer and a batch")]
         )
     # Only here: what is given as a workload needs no TensorFlow.
-    from colonnade.run.plan.devices_here import devices_here
     from colonnade.run.plan.workload import workload
+    from colonnade.run.train.devices_here import devices_here
 
     machine = devices_here() if topology is None else topology
     limited = any(device.memory is not None for device in machine.devices)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,24 +15,28 @@ from colonnade.describe.layer_cost import LayerCost, Timing
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.cores import cores
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.data.fit_data import FitData
+from colonnade.run.engine.gradients import components, slices
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.pipeline.layer_costs import measured
 from colonnade.run.pipeline.layers import layers_of
+from colonnade.run.plan.graph_time import graph_time
+from colonnade.run.prove.batch_pace import sparse_gradients
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.train import checks
 from colonnade.run.train.memory import loss_of
 
 # A step is timed for about so long at each size, in rounds; the fastest round counts.
-SECONDS, ROUNDS = 1.0, 8
+SECONDS, ROUNDS = 1.6, 4
+# Steps of a call: those up to a log line.
+STEPS = 10
 # The smaller of the two batch sizes is so many times smaller: what a step costs before its first example.
 SMALLER = 8
-# Two devices that reach so many times the speed of one do not take cores from each other.
-UNHINDERED = 1.9
+# Where devices share cores, so many of them are tried at once on batches of the smaller size.
+CROWD = 4
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class Pace:
 
     seconds: float
     cores: float  # kept busy
+
+
+@dataclass(frozen=True)
+class Work:
+    """Loss and gradient of a batch, that were timed."""
+
+    seconds: float
+    gain: float | None  # how many times as much several devices do at once; None where each has its own
 
 
 def workload(
@@ -84,19 +95,27 @@ def workload(
         raise InvalidArgument("workload()", [Problem("batch", "a batch", rule, "Pass tensors")])
     engine = _engine(loss, _still(optimizer))
     engine.prepare(arguments)
-    with _restored(engine):
-        sizes = sorted({max(1, size // SMALLER), size})
-        parts = [_part(arguments, rows, size) for rows in sizes]
+    sizes = sorted({max(1, size // SMALLER), size})
+    parts = [_part(arguments, rows, size) for rows in sizes]
+    with _restored(engine, parts):
+        # Pieces before whole steps: the first seconds of all, in which memory is got, are the slowest, and
+        # what a step takes beside its pieces is a small difference.
+        works = [
+            _work(engine, part, crowd) for part, crowd in zip(parts, (CROWD, 2)[-len(parts) :], strict=True)
+        ]
         paces = [_pace(engine, part) for part in parts]
-        overhead = _overhead(parts[-1], engine.devices[0])
-        update, addition = _update(engine)
-        ahead, crowded = _forward(loss, parts[-1], mode)
+        update, addition = _update(engine, parts[-1])
+        ahead = _forward(loss, parts[-1], mode)
         flops = _flops(loss, parts[-1], mode) / size
-    floor = overhead + update
-    works = [max(pace.seconds - floor, 0.1 * pace.seconds) for pace in paces]
-    share = min(max(ahead / works[-1], 0.1), 0.8)
+    # What is left of a step is the loop around it, the data, the guard. Parts that take longer by themselves
+    # than all of them together, as in one graph some run beside others, are taken to be shorter.
+    whole_step = paces[-1].seconds
+    fits = min(1.0, whole_step / (works[-1].seconds + update))
+    update, overhead = fits * update, max(0.0, whole_step - works[-1].seconds - update)
+    share = min(max(ahead / works[-1].seconds, 0.1), 0.8)
     timings = tuple(
-        Timing(rows, share * took, (1 - share) * took) for rows, took in zip(sizes, works, strict=True)
+        Timing(rows, share * fits * work.seconds, (1 - share) * fits * work.seconds, work.gain)
+        for rows, work in zip(sizes, works, strict=True)
     )
     whole = _whole(engine, arguments, size, timings, flops, memory=memory and layers is None)
     costs = [whole] if layers is None else _divided(whole, layers, arguments, engine, size, memory=memory)
@@ -110,9 +129,8 @@ def workload(
         slots=slots,
         update=update,
         input=sum(num_bytes(leaf) for leaf in arguments.components()) // size,
-        # A device at work keeps a core busy; where it seems less, other programs had it meanwhile. What two
-        # take from each other tells it too, and where these disagree less is promised.
-        cores=max(paces[-1].cores, crowded, 1.0),
+        # A device at work keeps a core busy; where it seems less, other programs had it meanwhile.
+        cores=max(paces[-1].cores, 1.0),
         overhead=overhead,
         addition=addition,
     )
@@ -134,8 +152,10 @@ def _still(optimizer: Any) -> Any:
 
 
 @contextmanager
-def _restored(engine: Lockstep) -> Iterator[None]:
+def _restored(engine: Lockstep, parts: Sequence[Arguments]) -> Iterator[None]:
     """Variables have their values again afterwards: parameters, moving averages, the states of seeds."""
+    for part in parts:
+        engine.prepare(part)
     variables = list({v.ref(): v for trace in engine.traces.objectives for v in trace.variables}.values())
     before = [variable.numpy() for variable in variables]
     try:
@@ -158,87 +178,79 @@ def _pace(engine: Lockstep, part: Arguments) -> Pace:
     names = [leaf for leaf in part.structure if leaf not in kwargs]
     engine.enter()
     stream = engine.loop(lambda outcome, _: outcome.loss).stream(FitData(dataset, names, kwargs))
-    warm = stream.take(2)
-    assert warm is not None
-    first = stream.take(2)
-    assert first is not None
-    steps = max(2, int(SECONDS / ROUNDS / max(first.seconds / first.steps, 1e-6)))
-    best, busy = first.seconds / first.steps, []
-    for _ in range(ROUNDS):
-        cpu = time.process_time()
-        chunk = stream.take(steps)
-        assert chunk is not None
-        busy.append((time.process_time() - cpu) / chunk.steps)
-        best = min(best, chunk.seconds / chunk.steps)
+    for _ in range(2):
+        stream.take(2)
+    rounds = [_round(stream) for _ in range(ROUNDS)]
     engine.leave()
-    return Pace(best, min(busy) / best)
+    return min(rounds, key=lambda pace: pace.seconds)
 
 
-def _overhead(part: Arguments, device: str) -> float:
-    """Of a step that computes next to nothing on the same batches: the loop, the data, the guard."""
-    weight = tf.Variable(0.0)
-
-    def nothing(*values: Any) -> Any:
-        rows = next(leaf for leaf in values if getattr(leaf, "shape", None) is not None)
-        return tf.zeros([rows.shape[0]]) + 0.0 * weight
-
-    args, _ = part.unpack(part.components())
-    values = [leaf for leaf in tf.nest.flatten(list(args)) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
-    if not values:
-        return 0.0
-    alone = Arguments(tuple(values), {}, ())
-    engine = Synchronous().engine(Settings(nothing, keras.optimizers.SGD(0.0), (device,), "shared"))
-    engine.prepare(alone)
-    return _pace(engine, alone).seconds
+def _round(stream: Any) -> Pace:
+    """Some calls of as many steps as `fit` makes in one by default."""
+    seconds, steps, cpu = 0.0, 0, time.process_time()
+    while seconds < SECONDS / ROUNDS:
+        chunk = stream.take(STEPS)
+        seconds, steps = seconds + chunk.seconds, steps + chunk.steps
+    return Pace(seconds / steps, (time.process_time() - cpu) / seconds)
 
 
-def _update(engine: Lockstep) -> tuple[float, float]:
+def _work(engine: Lockstep, part: Arguments, crowd: int) -> Work:
+    """Of loss and gradient on one device, and what several gain that compute them at once."""
+    given = _given(part)
+    traced, names = engine.traces.objective(given, 0, 1), hardware.names()
+    handles = engine.housed.bindings(0, traced.captures)
+
+    def at_once(count: int) -> float:
+        devices = names[:count]
+        return graph_time(
+            lambda: [traced.on(d, given.components(), handles, replica=i) for i, d in enumerate(devices)]
+        )
+
+    alone = at_once(1)
+    if len(names) < 2 or hardware.are_cards(names):
+        return Work(alone, None)
+    together = min(crowd, len(names))
+    return Work(alone, together * alone / at_once(together))
+
+
+def _given(part: Arguments) -> Arguments:
+    """As a replica is given its slice."""
+    (given,) = slices(part, [part.size("workload()") or 1])
+    return given
+
+
+def _update(engine: Lockstep, part: Arguments) -> tuple[float, float]:
     """Seconds of the update alone, and of adding the gradients of one device to those of another."""
-    traces = engine.traces
-    specs = [spec for spec in traces.specs if spec is not None]
-    update = traces.update(traces.specs)
+    given = _given(part)
+    traced = engine.traces.objective(given, 0, 1)
+    leaves = traced.on(engine.devices[0], given.components(), engine.housed.bindings(0, traced.captures))
+    gradients = traced.pack(leaves).gradients
+    update, flat = engine.traces.update(gradients), components(gradients)
     handles = [capture.tensor for capture in update.captures]
-    flat = tf.nest.flatten(specs, expand_composites=True)
-    zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in flat]
+    # An update gives nothing back; what it has written tells that it is over.
+    written = min(engine.parameters, key=num_bytes)
     if update.compiles:
         place = engine.parameters[0].device
-        one = _best(lambda: update.at_once([zeros], handles, place))
-        two = _best(lambda: update.at_once([zeros, zeros], handles, place))
-        return one, max(0.0, two - one)
-    applied = tf.function(lambda: update.call(zeros, handles), autograph=False)
-    dense = [tensor for tensor in zeros if tensor.dtype.is_floating]
-    added = tf.function(lambda: [tf.reduce_sum(a + a) for a in dense], autograph=False)
-    return _best(applied), _best(added) if dense else 0.0
+        # Copies, for what was just read is read again much faster.
+        rows = [flat, *([tensor + 0 for tensor in flat] for _ in range(CROWD - 1))]
+        one = graph_time(lambda: [update.at_once(rows[:1], handles, place), written.read_value()])
+        some = graph_time(lambda: [update.at_once(rows, handles, place), written.read_value()])
+        return one, max(0.0, some - one) / (CROWD - 1)
+    dense = [(g, g + 0) for g in gradients if isinstance(g, tf.Tensor)]
+    added = graph_time(lambda: [mine + others for mine, others in dense]) if dense else 0.0
+    return graph_time(lambda: [update.call(flat, handles), written.read_value()]), added
 
 
-def _forward(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> tuple[float, float]:
-    """Seconds of the forward pass, and how many cores one device takes, told from two that run it at once."""
+def _forward(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> float:
+    """Seconds of the forward pass."""
     args, _ = part.unpack(part.components())
-    function, names = tf.function(loss), hardware.names()
+    function, device = tf.function(loss), hardware.names()[0]
 
-    def on(device: str) -> Any:
+    def ahead() -> Any:
         with tf.device(device):
             return function(*args, **mode)
 
-    alone = _best(lambda: on(names[0]))
-    if len(names) < 2 or hardware.are_cards(names):
-        return alone, 0.0
-    with ThreadPoolExecutor(2) as threads:
-        both = _best(lambda: list(threads.map(on, names[:2])))
-    gain = max(2 * alone / both, 1.0)
-    return alone, cores() / gain if gain < UNHINDERED else 0.0
-
-
-def _best(call: Callable[[], Any]) -> float:
-    """Seconds of the fastest of some calls."""
-    times = []
-    for _ in range(2 + ROUNDS):
-        begin = time.perf_counter()
-        for leaf in tf.nest.flatten(call(), expand_composites=True):
-            if isinstance(leaf, tf.Tensor):
-                leaf.numpy()  # on a card, only what has arrived here has been computed
-        times.append(time.perf_counter() - begin)
-    return min(times[2:])
+    return graph_time(ahead)
 
 
 def _flops(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> float:
@@ -270,25 +282,9 @@ def _whole(
     """The loss as one layer."""
     kept = engine.memory(arguments).devices[0].activations // size if memory else 0
     parameters = sum(map(num_bytes, engine.parameters))
-    sparse = _sparse_gradients(engine, size)
+    sparse = sparse_gradients(engine.traces.objectives[0], engine.parameters, size)
     held, rows = sum(s for s, _ in sparse), sum(r for _, r in sparse)
     return LayerCost("loss", flops, parameters, kept, timings=tuple(timings), sparse=held, rows=rows)
-
-
-def _sparse_gradients(engine: Lockstep, size: int) -> list[tuple[int, int]]:
-    """Of parameters whose gradients are rows: bytes, and bytes of the rows that an example touches.
-
-    Where only the run tells how many rows there are, they count as all.
-    """
-    rows = []
-    traced = engine.traces.objectives[0].structure.gradients
-    for parameter, gradient in zip(engine.parameters, traced, strict=True):
-        if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec):
-            values = getattr(gradient, "values", None)
-            known = values is not None and values.shape.is_fully_defined()
-            touched = num_bytes(values) + num_bytes(gradient.indices) if known else num_bytes(parameter)
-            rows.append((num_bytes(parameter), -(-touched // size)))
-    return rows
 
 
 def _divided(
@@ -303,7 +299,7 @@ def _divided(
     )
     total = sum(layer.seconds for layer in each) or 1.0
     # Which layer has a sparse parameter is told by its size; one that no layer has alone counts as dense.
-    sparse = dict(_sparse_gradients(engine, size))
+    sparse = dict(sparse_gradients(engine.traces.objectives[0], engine.parameters, size))
     return [
         replace(
             whole,
@@ -315,7 +311,7 @@ def _divided(
             sparse=layer.parameters if layer.parameters in sparse else 0,
             rows=sparse.get(layer.parameters, 0),
             timings=tuple(
-                Timing(t.batch, t.forward * layer.seconds / total, t.backward * layer.seconds / total)
+                Timing(t.batch, t.forward * layer.seconds / total, t.backward * layer.seconds / total, t.gain)
                 for t in whole.timings
             ),
         )

@@ -4,10 +4,11 @@ Whoever looks says how a batch is run; all that is written meanwhile is put back
 found out on one device (see `parallel.tolerance`), where the two are not as good as equal.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from colonnade.run.parallel.gap import gap, largest, nudged
 from colonnade.run.parallel.rounding import coarsest
 from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, most_noise, noise, scales
 from colonnade.run.parallel.verify_report import Comparison
-from colonnade.run.trace.captures import ancestors, nodes
+from colonnade.run.trace.captures import ancestors
+from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import is_random_state
 
@@ -31,7 +33,10 @@ SEEN_OUTSIDE = (
     "WriteSummary",
     "WriteScalarSummary",
     "WriteRawProtoSummary",
+    "WriteFile",
 )
+# Ops whose results may be others in every run, all that is read being the same.
+DRAWING = re.compile("Random|Uniform|Normal|Multinomial|Sampl|Shuffle|Rng|Iterator|Timestamp|PyFunc|Cudnn")
 # Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
 DRAWS = 3
 # Multiples of the loss, none of them a power of 2: those are rounded as the loss itself is.
@@ -68,8 +73,7 @@ class Look:
     @property
     def silent(self) -> bool:
         """Whether running it once more is seen by nobody."""
-        graph = self.whole.concrete.graph.as_graph_def()
-        return not any(node.op in SEEN_OUTSIDE for node in nodes(graph))
+        return is_silent(self.whole)
 
     @cached_property
     def one(self) -> Values:
@@ -91,7 +95,7 @@ class Look:
             most = {k: most_noise(v, kinds[kind(k)], self.step, self.size) for k, v in self.one.items()}
             # What no rounding can be needs no finding out.
             beyond = any(gaps[leaf] > margin(self.step) * most[leaf] for leaf in gaps)
-            rounding = most if beyond else self._noise(kinds)
+            rounding = most if beyond else self._noise(gaps, kinds)
         allowed = {leaf: margin(self.step) * rounding[leaf] for leaf in gaps}
         causes = {leaf: "slices" if gaps[leaf] > allowed[leaf] else None for leaf in gaps}
         return tuple(Comparison(leaf, self.size, gaps[leaf], allowed[leaf], causes[leaf]) for leaf in gaps)
@@ -101,9 +105,17 @@ class Look:
         """Those that differ."""
         return [row for row in self.rows if not row.equal]
 
+    @property
+    def miscounted(self) -> bool:
+        """Whether whole numbers that are kept differ, which no statistics of a slice do."""
+        states = [row.leaf for row in self.unequal if row.leaf.startswith(STATE)]
+        return any(self.one[leaf].dtype.kind in "iu" for leaf in states)
+
     @cached_property
     def random(self) -> bool:
         """Whether runs on one device differ: it draws numbers. Of all that is written only streams go on."""
+        if not _may_draw(self.whole):
+            return False
         allowed = {row.leaf: row.tolerance for row in self.rows}
         with self.kept():
             for _ in range(DRAWS):
@@ -137,19 +149,36 @@ class Look:
         ops = [end.op for end in self.ends if end.dtype.is_floating]
         return coarsest(ancestors(*ops), but=("Placeholder", "Const"))
 
-    def _noise(self, kinds: dict[str, float]) -> dict[str, float]:
-        """What rounding does on one device."""
-        moved, orders, by_leaf = self._moved(), [self._permuted()], {}
-        scaled = [self._computed_as(scale) for scale in SCALES] if self.scaled is not None else []
-        for leaf, value in self.one.items():
-            others = () if kind(leaf).startswith(BY_EXAMPLE) else orders
-            by_leaf[leaf] = noise(leaf, value, kinds[kind(leaf)], self.step, moved, others, self.size)
-            if others:
-                most = most_noise(value, kinds[kind(leaf)], self.step, self.size)
-                multiples = [each[leaf] for each in scaled if leaf in each]
-                seen = self._of_sums(leaf, value, kinds[kind(leaf)], orders[0], multiples)
-                by_leaf[leaf] = max(by_leaf[leaf], min(seen, most))
+    def _noise(self, gaps: dict[str, float], kinds: dict[str, float]) -> dict[str, float]:
+        """What rounding does on one device: as much of it as explains all differences, or all that is seen.
+
+        Every run can only add to what is allowed, so what some runs explain all of them would.
+        """
+        rng, moved, scaled = np.random.default_rng(0), list[Values](), list[Values]()
+        move = moved, partial(self._moved, rng)
+        scales = SCALES if self.scaled is not None else ()
+        runs = [move, *((scaled, partial(self._computed_as, scale)) for scale in scales)]
+        order, by_leaf = self._permuted(), dict[str, float]()
+        for results, run in [*runs, *[move] * (MOVES - 1)]:
+            results.append(run())
+            by_leaf = {leaf: self._of_leaf(leaf, kinds[kind(leaf)], order, moved, scaled) for leaf in gaps}
+            if all(gaps[leaf] <= margin(self.step) * by_leaf[leaf] for leaf in gaps):
+                break
         return by_leaf
+
+    def _of_leaf(
+        self, leaf: str, of_kind: float, order: Values, moved: Sequence[Values], scaled: Sequence[Values]
+    ) -> float:
+        """What rounding was seen to do to one value."""
+        value = self.one[leaf]
+        if kind(leaf).startswith(BY_EXAMPLE):
+            return noise(leaf, value, of_kind, self.step, moved, (), self.size)
+        seen = noise(leaf, value, of_kind, self.step, moved, [order], self.size)
+        if self.scaled is not None and not scaled:
+            return seen
+        multiples = [each[leaf] for each in scaled if leaf in each]
+        most = most_noise(value, of_kind, self.step, self.size)
+        return max(seen, min(self._of_sums(leaf, value, of_kind, order, multiples), most))
 
     def _of_sums(self, leaf: str, value: Any, of_kind: float, order: Values, scaled: Sequence[Any]) -> float:
         """What rounding does to a sum over examples that are alike, which no order of them shows.
@@ -172,20 +201,17 @@ class Look:
         with self.kept():
             return self.scaled(scale)
 
-    def _moved(self) -> list[Values]:
+    def _moved(self, rng: np.random.Generator) -> Values:
         """With the last digits of all floats moved, those of inputs and of variables."""
-        rng, results = np.random.default_rng(0), []
         floats = [v for v in self.whole.variables if v.dtype.is_floating]
-        for _ in range(MOVES):
-            values = [
-                nudged(leaf.value, self.step, rng) if _is_float(leaf.value) else leaf.value
-                for leaf in self.batch.leaves
-            ]
-            with self.kept(floats):
-                for variable in floats:
-                    variable.assign(nudged(variable.numpy(), self.step, rng))
-                results.append(self.alone(self.batch.with_values(values)))
-        return results
+        values = [
+            nudged(leaf.value, self.step, rng) if _is_float(leaf.value) else leaf.value
+            for leaf in self.batch.leaves
+        ]
+        with self.kept(floats):
+            for variable in floats:
+                variable.assign(nudged(variable.numpy(), self.step, rng))
+            return self.alone(self.batch.with_values(values))
 
     def _permuted(self) -> Values:
         """With the examples in another order."""
@@ -203,6 +229,20 @@ class Look:
         finally:
             for ref, value in before.items():
                 ref.deref().assign(value)
+
+
+def is_silent(traced: Traced) -> bool:
+    """Whether running a trace once more is seen by nobody."""
+    return not any(node.op in SEEN_OUTSIDE for node in nodes(traced.concrete.graph.as_graph_def()))
+
+
+def _may_draw(traced: Traced) -> bool:
+    """Whether anything in a trace could be another number in another run."""
+    found = (node.op for node in nodes(traced.concrete.graph.as_graph_def()))
+    others = any(
+        capture.variable is None and capture.tensor.dtype == tf.resource for capture in traced.captures
+    )
+    return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, found))
 
 
 def _is_stream(capture: Any) -> bool:

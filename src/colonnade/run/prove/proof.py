@@ -17,6 +17,7 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.move.reduce import star
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.prove.fixed_draws import muted, with_fixed_draws
 from colonnade.run.prove.look import STATE, Look
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.keras_owner import keras_variable
@@ -25,11 +26,14 @@ from colonnade.run.variables.aggregation import is_random_state, rule_of
 from colonnade.run.variables.homes import copy_of
 from colonnade.run.variables.saved_state import named
 
-# Of what the slices returned beside losses, more to compare: called with the shares and their batch.
-More = Callable[[Sequence[Share], Arguments], Values]
+# Of what the slices returned beside losses, more to compare: called with the shares, the traces that gave
+# them, that of the whole, and their batch.
+More = Callable[[Sequence[Share], Sequence[Objective], Objective, Arguments], Values]
 
 
-def nothing_more(shares: Sequence[Share], batch: Arguments) -> Values:
+def nothing_more(
+    shares: Sequence[Share], traces: Sequence[Objective], whole: Objective, batch: Arguments
+) -> Values:
     return {}
 
 
@@ -68,6 +72,18 @@ class InSlices:
         made = {count: trace(part) for count, part in by_size.items()}
         return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
 
+    def with_fixed_draws(self) -> "InSlices":
+        """The same, with no random numbers drawn (see `fixed_draws`)."""
+        return self._of(with_fixed_draws)
+
+    def muted(self) -> "InSlices":
+        """The same, with nothing printed."""
+        return self._of(muted)
+
+    def _of(self, change: Callable[[Objective], Objective]) -> "InSlices":
+        made = {id(traced): change(traced) for traced in (self.whole, *self.parts)}
+        return replace(self, whole=made[id(self.whole)], parts=[made[id(part)] for part in self.parts])
+
     @cached_property
     def look(self) -> Look:
         share = self.whole.structure
@@ -84,7 +100,8 @@ class InSlices:
         )
 
     def _run(self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments) -> Values:
-        return self._values(self._shares(traces, counts, batch), batch, counts)
+        shares = self._shares(traces, counts, batch)
+        return self._totals(shares, self.more(shares, traces, self.whole, batch)) | self._states(counts)
 
     def _scaled(self, scale: float) -> Values:
         """Loss and gradients of the whole, computed as so many times the loss, which is taken back again."""
@@ -117,12 +134,15 @@ class InSlices:
         written = [c for c in self.whole.captures if c.variable is not None and c.written]
         return any(not is_random_state(capture) for capture in written)
 
-    def outputs(self) -> tuple[Any, list[Any]]:
-        """What else the function returned: for the whole, and for each slice."""
-        with self.look.kept():
-            (whole,) = self._shares([self.whole], [sum(self.counts)], self.batch)
-        with self.look.kept():
-            parts = self._shares(self.parts, self.counts, self.batch)
+    def outputs(self, raised: Sequence[tf.Variable] = ()) -> tuple[Any, list[Any]]:
+        """What else the function returned: for the whole, and for each slice; with ones in some variables."""
+        found = []
+        for traces, counts in (([self.whole], [sum(self.counts)]), (self.parts, self.counts)):
+            with self.look.kept(raised):
+                for variable in raised:
+                    variable.assign(tf.ones_like(variable))
+                found.append(self._shares(traces, counts, self.batch))
+        (whole,), parts = found
         return whole.outputs, [share.outputs for share in parts]
 
     def _shares(
@@ -155,21 +175,18 @@ class InSlices:
         shares, found = [count / sum(counts) for count in counts], {}
         for name, variable in named(ref.deref() for ref in self._copies).items():
             rule, copies = rule_of(variable), self._copies[variable.ref()]
-            if (
-                rule == "first"
-                or not variable.dtype.is_floating
-                or any(i not in copies for i in range(len(counts)))
-            ):
+            if _said_first(variable) or any(i not in copies for i in range(len(counts))):
+                continue
+            if rule == "first" or not variable.dtype.is_floating:  # counts, of which one replica's is kept
+                each = [copies[i].numpy() for i in range(len(counts) if rule == "sum" else 1)]
+                before = variable.numpy() if rule == "sum" else 0
+                found[f"{STATE} {name}"] = np.asarray(sum(each) - (len(each) - 1) * before)
                 continue
             before = variable.numpy() if rule == "sum" else 0.0
             weights = [1.0] * len(counts) if rule == "sum" else shares
             each = [w * (copies[i].numpy() - before) for i, w in enumerate(weights)]
             found[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
         return found
-
-    def _values(self, shares: Sequence[Share], batch: Arguments, counts: Sequence[int]) -> Values:
-        """Loss, metrics and gradients of the whole batch, and what is kept of it, by name."""
-        return self._totals(shares, self.more(shares, batch)) | self._states(counts)
 
     def _totals(self, shares: Sequence[Share], more: Values) -> Values:
         weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0
@@ -201,6 +218,12 @@ class InSlices:
     @cached_property
     def _looked_up(self) -> dict[int, np.ndarray]:
         return {}
+
+
+def _said_first(variable: tf.Variable) -> bool:
+    """Whether its user wants the value of the first replica; nor is there another of what has no sum."""
+    numbers = variable.dtype.is_floating or variable.dtype.is_integer
+    return variable.aggregation.name == "ONLY_FIRST_REPLICA" or not numbers
 
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The proof on the first batch for a step of a model's own: gradients that it applies, logs, states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -10,8 +11,10 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments, flatten, is_tensor
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
+from colonnade.run.prove.fixed_draws import muted, with_fixed_draws
 from colonnade.run.prove.look import STATE, Look
 from colonnade.run.trace.traced import Traced
+from colonnade.run.variables.aggregation import is_random_state
 from colonnade.run.variables.saved_state import named
 
 
@@ -37,6 +40,21 @@ class StepInSlices:
     def __init__(self, step: Replicated, batch: Arguments) -> None:
         self._step, self._batch, self._counts = step, batch, step.counts(batch)
         self.whole, self._parts = step.whole(batch), step.traces(batch)
+
+    def with_fixed_draws(self) -> "StepInSlices":
+        """The same step, which draws no random numbers (see `fixed_draws`)."""
+        return self._of(with_fixed_draws)
+
+    def muted(self) -> "StepInSlices":
+        """The same step, which prints nothing."""
+        return self._of(muted)
+
+    def _of(self, change: Callable[[Traced], Traced]) -> "StepInSlices":
+        other = copy(self)
+        vars(other).pop("look", None)
+        made = {id(traced): change(traced) for traced in (self.whole, *self._parts)}
+        other.whole, other._parts = made[id(self.whole)], [made[id(part)] for part in self._parts]
+        return other
 
     @cached_property
     def look(self) -> Look:
@@ -78,20 +96,21 @@ class StepInSlices:
         return self._values(packed, self._counts) | self._kept()
 
     def _kept(self) -> Values:
-        """What the step has made of variables that are given something of a slice, by name."""
-        return {
-            f"{STATE} {name}": variable.numpy()
-            for name, variable in named(self._step.copies.settled).items()
-            if variable.dtype.is_floating
+        """What the step has made of counts, and of what is given something of a slice, by name."""
+        settled = [v for v in self._step.copies.settled if v.dtype.is_floating]
+        streams = {
+            c.variable.ref() for c in self.whole.captures if c.variable is not None and is_random_state(c)
         }
+        counts = [v for v in self.whole.written if v.dtype.is_integer and v.ref() not in streams]
+        return {f"{STATE} {name}": v.numpy() for name, v in named([*settled, *counts]).items()}
 
     def _values(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """Logs, and what optimizers were given, by name."""
         values: Values = {}
         for leaves in zip(*(flatten(logs) for logs, *_ in results), strict=True):
             path, first = leaves[0]
-            if is_tensor(first):
-                numbers = [dense(leaf) for _, leaf in leaves]
+            if is_tensor(first) or isinstance(first, int | float):
+                numbers = [dense(leaf) if is_tensor(leaf) else leaf for _, leaf in leaves]
                 values[f"log{path}"] = np.average(numbers, axis=0, weights=counts)
         for name, gradient in zip(self._step.names, results[0][1], strict=True):
             if isinstance(gradient, tf.IndexedSlices):

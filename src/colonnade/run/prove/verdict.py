@@ -7,7 +7,7 @@ what happens only in training (dropout, statistics of a batch) is not there with
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,7 @@ from colonnade.run.trace.traced import Traced
 
 Trace = Callable[[Arguments], Objective]
 Found = InSlices | StepInSlices
+F = TypeVar("F", InSlices, StepInSlices)
 
 TOO_LARGE = "not proved on the first batch: it is too large for one device"
 GO_ON = 'prove="warn" goes on all the same'
@@ -47,18 +48,22 @@ class Prover:
         prove: True, False or "warn".
         where: who asks, for messages.
         say: prints a line.
+        step: the name of the step, where it is one of a model's own.
     """
 
-    def __init__(self, prove: bool | str, where: str, say: Callable[[str], Any]) -> None:
+    def __init__(
+        self, prove: bool | str, where: str, say: Callable[[str], Any], step: str = "train_step"
+    ) -> None:
         self.wanted, self._warns = prove is not False, prove == "warn"
-        self._where, self._say = where, say
+        self._where, self._say, self._step = where, say, step
 
     def in_training(
         self, traces: Traces, batch: Arguments, counts: Sequence[int], more: More = nothing_more
     ) -> InSlices:
         """The batch as the training computes it, from the traces that it uses."""
         parts = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
-        return InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
+        found = InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
+        return quiet(found)
 
     def fits(self, traces: Traces, batch: Arguments) -> bool:
         """Whether one device, whose limit is known, can hold the whole batch; if not, that is said."""
@@ -75,7 +80,7 @@ class Prover:
     def proved(self, look: Look) -> bool:
         """Whether nothing differs; then it is said."""
         if not look.silent:
-            self._say("not proved on the first batch: the loss prints, writes summaries or calls Python")
+            self.unproved("it calls Python or writes files, which would happen once more")
             return True
         try:
             if look.unequal:
@@ -96,9 +101,21 @@ class Prover:
         self._say(f"proved on the first batch, without the {what} of training: {_largest(calm.look.rows)}")
         return True
 
-    def random(self) -> None:
-        """Nothing can be compared."""
-        self._say("not proved on the first batch: it draws random numbers, which are others on each device")
+    def without_draws(self, trained: Found) -> Found | None:
+        """What draws random numbers, with fixed ones; None if it draws none, or in loops too."""
+        if not trained.look.random:
+            return None
+        fixed = trained.with_fixed_draws()
+        return None if fixed.look.random else fixed
+
+    def _without_draws(self, trained: Found, calm: Found | None) -> Found | None:
+        """The same of what was computed without training, if that is there; where it is not equal yet."""
+        found = calm or trained
+        return (self.without_draws(found) if found.look.unequal else None) or calm
+
+    def unproved(self, why: str) -> None:
+        """Nothing can be compared: said to all, for a mistake would go unseen."""
+        warnings.warn(f"{self._where}: not proved on the first batch: {why}", stacklevel=2)
 
     def examine(self, engine: Lockstep, trace: Trace, name: str, batch: Arguments) -> None:
         """Prove what a function computes; raise, if it is not the same on several devices.
@@ -115,7 +132,8 @@ class Prover:
         trained = self.in_training(engine.traces, batch, counts)
         if self.proved(trained.look):
             return
-        calm = _without_training(trained, trace)
+        calm: Found | None = _without_training(trained, trace)
+        calm = self._without_draws(trained, calm)
         if calm is None or not self.proved_but_for_training(trained, calm):
             self.refuse(trained, calm, ("loss", name))
 
@@ -124,21 +142,42 @@ class Prover:
 
         `again` traces it once more, as it is by then.
         """
+        trained = quiet(trained)
         if self.proved(trained.look):
             return
         norms = _norms(trained.whole)
-        calm = None
-        if norms and not trained.look.random:
+        calm: Found | None = None
+        if norms:
             with _frozen(norms):
-                calm = again()
+                calm = quiet(again())
+        calm = self._without_draws(trained, calm)
         if calm is None or not self.proved_but_for_training(trained, calm):
-            self.refuse(trained, calm, ("train_step", name))
+            self.refuse(trained, calm, (self._step, name))
+
+    def examine_forward(
+        self, look: Look, by_rounding: Callable[[], bool], problem: Callable[[], Problem]
+    ) -> None:
+        """Prove what a model predicts; raise, if it is not the same on several devices.
+
+        Args:
+            look: at the first batch.
+            by_rounding: whether all that differs is what a last digit decides, such as a class.
+            problem: what differs, in words.
+        """
+        if self.proved(look):
+            return
+        if look.random:
+            self._say("not proved on the first batch: it draws random numbers, others on each device")
+        elif by_rounding():
+            self._say("proved on the first batch, but for choices that last digits decide")
+        else:
+            self._told(problem())
 
     def refuse(self, trained: Found, calm: Found | None, source: tuple[str, Any]) -> None:
         """Say what differs and why, unless that is because of random numbers."""
         shown = calm if calm is not None and calm.look.unequal else trained
         if shown.look.random and not (isinstance(shown, StepInSlices) and shown.summed):
-            self.random()
+            self.unproved("it draws random numbers, which are others on each device")
         else:
             self._told(_problem(shown, source))
 
@@ -148,18 +187,23 @@ class Prover:
         warnings.warn(f"{self._where}: {problem}", stacklevel=2)
 
 
+def quiet(found: F) -> F:
+    """What was found, with nothing printed when it is run once more."""
+    return found if found.look.silent else found.muted()
+
+
 def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
     """The same without what happens only in training, if the function can be asked for that."""
     leaves = trained.batch.leaves
     if any(leaf.path == "training" and leaf.role == "fixed" for leaf in leaves):
         values = [False if leaf.path == "training" else leaf.value for leaf in leaves]
         batch = trained.batch.with_values(values)
-        return InSlices.traced(trace, trained.counts, batch, trained.device)
+        return quiet(InSlices.traced(trace, trained.counts, batch, trained.device))
     norms = _norms(trained.whole)
     if not norms:
         return None
     with _frozen(norms):
-        return InSlices.traced(trace, trained.counts, trained.batch, trained.device)
+        return quiet(InSlices.traced(trace, trained.counts, trained.batch, trained.device))
 
 
 def _norms(traced: Traced) -> list[Any]:
@@ -209,10 +253,15 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
     if worst.leaf.startswith(STATE):
         name = worst.leaf.removeprefix(f"{STATE} ")
         rule = f"is given what is no mean over the examples, and the mean of the slices is kept: {seen}"
-        fix = "Give it a mean, say aggregation= of the variable if it is a sum, or train on one device "
-        fix += f"(devices=1); {GO_ON}"
+        fix = "Give it a mean, say aggregation= of the variable if it is a sum, count examples with a "
+        fix += f"keras.metrics.Sum, or train on one device (devices=1); {GO_ON}"
         return Problem("variable", name, rule, fix)
-    if isinstance(comparison, StepInSlices) and not any(row.leaf.startswith("log") for row in unequal):
+    logs = [row for row in unequal if row.leaf.startswith("log")]
+    if isinstance(comparison, StepInSlices) and logs == unequal:  # what it trains is equal
+        rule = f"tells what is no mean over the examples, and the mean of the slices is told: {seen}"
+        fix = "Give a metric one value for each example and tell its result, or leave it out of the logs; "
+        return Problem(*source, rule, f"{fix}{GO_ON}")
+    if isinstance(comparison, StepInSlices) and not logs:
         # The losses that it tells are equal.
         rule = f"makes of gradients what is not the mean of what slices give, as clipping does: {seen}"
         fix = "Let the optimizer do it (clipnorm=, global_clipnorm=, clipvalue=), which is given those of "
@@ -221,6 +270,10 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
     if comparison.summed:
         rule = f"is a sum over the examples of a batch, so each slice would count too little: {seen}"
         fix = f"Take the mean over the examples, or train on one device (devices=1); {GO_ON}"
+    elif isinstance(comparison, StepInSlices):
+        rule = f"has a loss that is not the mean of the losses of slices: {seen}"
+        fix = "Leave the step to Keras and override compute_loss, which is given the predictions of the "
+        fix += f"whole batch, or train on one device (devices=1); {GO_ON}"
     else:
         rule = f"is not the mean of the losses of slices: {seen}"
         fix = "Where examples are left out, return cn.Weighted(losses, weights) to cn.Trainer; where they "

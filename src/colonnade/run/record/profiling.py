@@ -1,5 +1,6 @@
 """Records some steps of a fit, and makes a timeline of them."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,8 +8,15 @@ import tensorflow as tf
 
 from colonnade.describe.timeline import Timeline
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.hardware import devices as hardware
 from colonnade.hardware.profile import ProfiledOp, Recording
 from colonnade.run.checkpoint.no_saver import NEVER
+
+# Whatever level it is asked for (seen with 2.21): to the host they cost nothing, so it does not note them.
+NOT_OF_CARDS = (
+    "TensorFlow's profiler tells the host nothing of ops on cards, so the timeline lacks what cards compute. "
+    "Their kernels are in a profile of TensorBoard's: tf.profiler.experimental.start(logdir)"
+)
 
 Converted = Callable[[tuple[ProfiledOp, ...], int], Timeline]
 
@@ -62,6 +70,8 @@ class Profiling:
 
 def started() -> Recording:
     """A recording that has begun."""
+    if hardware.has_cards():
+        warnings.warn(NOT_OF_CARDS, stacklevel=2)
     recording = Recording()
     try:
         recording.start()

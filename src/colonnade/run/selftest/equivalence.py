@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from colonnade.errors import AlreadyStarted
 from colonnade.hardware import devices as hardware
+from colonnade.hardware.doctors.admission import lets_others_in
 from colonnade.hardware.placement import short
 from colonnade.run.parallel.parallel import Parallel
 from colonnade.run.selftest import reference
@@ -43,10 +44,16 @@ def set_up(devices: tuple[str, ...]) -> Verdict:
     try:
         hardware.setup(virtual=len(devices) + 17)
     except AlreadyStarted:
-        return Verdict(True, f"{len(devices)} devices: {', '.join(ran)}")
+        return Verdict(True, f"{len(devices)} devices: {', '.join(ran)}{_mode(devices)}")
     finally:
         tf.config.set_soft_device_placement(soft)
     return Verdict(False, "a second, different setup() was not refused")
+
+
+def _mode(devices: tuple[str, ...]) -> str:
+    """Of cards, if they do not let everybody in: the checks of other processes depend on it."""
+    alone = hardware.are_cards(devices) and not lets_others_in(hardware.visible_cards())
+    return "; in exclusive-process mode" if alone else ""
 
 
 def split(devices: tuple[str, ...]) -> Verdict:

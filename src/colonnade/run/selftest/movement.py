@@ -1,8 +1,9 @@
 """Checks of the self-test that move data: sums, copies and memory limits of the devices."""
 
 import itertools
-import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,17 @@ import tensorflow as tf
 
 from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.doctors.admission import lets_others_in
 from colonnade.hardware.placement import short
 from colonnade.hardware.probes import collective, limit
 from colonnade.hardware.probes import copies as sending
-from colonnade.hardware.probes.watchdog import ask
+from colonnade.hardware.probes.repeated import seconds_per_round
 from colonnade.reason.transfers.reduction import reduction
 from colonnade.run.move.reduce import Order, order_for, reduce, spread, star
+from colonnade.run.selftest import children
 from colonnade.run.selftest.verdict import Verdict
 
-# Seconds that a process of its own may need, with TensorFlow's start.
-PATIENCE = 120.0
-# Where a process of its own cannot be started beside this one.
-ALONE = "the cards let one process in at a time: `sudo nvidia-smi -c DEFAULT` lets this check run"
+# Where a process of its own cannot be started beside this one, which has the cards already.
+ALONE = "the cards let one process in at a time, and this one has them: start `colonnade selftest` by itself"
 # What is copied between devices that share one memory, in bytes.
 COPIED = 2**18
 
@@ -111,11 +110,13 @@ def _spread(held: Any, source: str, target: str) -> Any:
 
 def against_collective(devices: tuple[str, ...]) -> Verdict:
     """Placed adds against the sums of the cards' own library, which runs where it can do no harm."""
-    if not hardware.are_cards(devices) or len(hardware.visible_cards()) < max(2, len(devices)):
+    cards = children.cards_of(devices) if hardware.are_cards(devices) else ()
+    if len(cards) < max(2, len(devices)) or len({card.uuid for card in cards}) < len(devices):
         return Verdict(None, "it takes two cards; these devices have no collective library of their own")
-    if not lets_others_in(hardware.visible_cards()):
+    asked = children.sums(cards[: len(devices)])
+    if asked is None:
         return Verdict(None, ALONE)
-    answer, version = collective.ask_cards(len(devices), PATIENCE)
+    answer, version = asked
     if answer.trouble:
         return Verdict(False, answer.trouble, words=answer.words)
     return judge_collective(devices, answer.said, version)
@@ -139,10 +140,10 @@ def judge_collective(devices: tuple[str, ...], said: Any, version: str) -> Verdi
             lambda *held: reduce([[x] for x in held], devices, order_for(devices))[0], autograph=False
         )
         own = collective.checksum(add(*tensors).numpy())
-        start = time.perf_counter()
-        add(*tensors).numpy()
+        # As the library was timed: many rounds in one call, with the sum on every device.
+        took = seconds_per_round(collective.means_of(partial(_everywhere, devices), devices), tensors)
         figures[f"{size} numbers"] = {
-            "placed adds, ms": round(1e3 * (time.perf_counter() - start), 2),
+            "placed adds, ms": round(1e3 * took, 2),
             "library, ms": round(1e3 * each["seconds"], 2),
         }
         if each["sums"] != [own] * len(devices):
@@ -152,19 +153,24 @@ def judge_collective(devices: tuple[str, ...], said: Any, version: str) -> Verdi
     return Verdict(True, f"the same sums as version {version}", figures)
 
 
+def _everywhere(devices: Sequence[str], held: Sequence[Any]) -> list[Any]:
+    order = order_for(devices)
+    return [own[0] for own in spread(reduce([[x] for x in held], devices, order), devices, order)]
+
+
 def memory_limit(devices: tuple[str, ...]) -> Verdict:
     """What a limited process takes of a card, as the driver sees it."""
-    cards = hardware.visible_cards() if hardware.are_cards(devices) else ()
+    cards = children.cards_of(devices) if hardware.are_cards(devices) else ()
     if not cards:
         return Verdict(None, "there is no card; TensorFlow refuses a memory limit on CPU devices")
     if cards[0].mig or cards[0].memory is None:
         return Verdict(None, "the driver does not tell what is taken of this card")
-    if not lets_others_in(cards):
+    if not children.can_limit(cards[0]):
+        free = 2 * limit.limit_for(cards[0])
+        return Verdict(None, f"the card has too little free memory to try a limit: {free} MiB")
+    answer = children.memory(cards[0])
+    if answer is None:
         return Verdict(None, ALONE)
-    allowed = limit.limit_for(cards[0])
-    if allowed < limit.SMALLEST:
-        return Verdict(None, f"the card has too little free memory to try a limit: {2 * allowed} MiB")
-    answer = ask(limit.__name__, str(allowed), seconds=PATIENCE)
     if answer.trouble:
         return Verdict(False, answer.trouble, words=answer.words)
     measured = limit.MeasuredLimit(**answer.said)

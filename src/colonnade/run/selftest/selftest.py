@@ -14,7 +14,7 @@ import tensorflow as tf
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.layout import Request, leased
 from colonnade.hardware.probes import limit
-from colonnade.run.selftest import equivalence, movement, summing
+from colonnade.run.selftest import children, equivalence, movement, summing
 from colonnade.run.selftest.verdict import Result, SelfCheck
 from colonnade.run.variables.homes import MODES
 
@@ -77,6 +77,7 @@ def start(count: int | None = None) -> tuple[str, ...]:
     if hardware.started():
         return hardware.resolve(count, "selftest")
     cards = hardware.visible_cards()
+    children.ask_first(cards[: count or len(cards)] if len(cards) > 1 else cards)
     # TensorFlow must leave memory to the checks that run in a process of their own.
     if len(cards) > 1:
         return hardware.setup(devices=count, growth=True)

@@ -10,14 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
-from colonnade.hardware.doctors.admission import lets_others_in
 from colonnade.hardware.probes import collective, verdicts
 from colonnade.hardware.probes.repeated import seconds_per_round
 from colonnade.reason.transfers.rings import ring_bandwidth
 from colonnade.run.move.reduce import bucket_for, links_of, reduce, spread, tree_for
 from colonnade.run.move.reductions import LIBRARY, RING, TREE
 from colonnade.run.move.ring import ring_sums
-from colonnade.run.selftest.movement import PATIENCE
+from colonnade.run.selftest import children
 from colonnade.run.selftest.verdict import Verdict
 
 # How many numbers each device adds: on cards enough to fill their links, else enough to be cut.
@@ -32,16 +31,19 @@ def sums(devices: tuple[str, ...]) -> Verdict:
         return Verdict(None, "it takes two devices")
     cards = hardware.are_cards(devices)
     size = ON_CARDS if cards else ELSEWHERE
-    expected = np.sum([collective.numbers(i, size) for i in range(len(devices))], axis=0)
     found = {way: _tried(sums_of, devices, size) for way, sums_of in _ways(devices).items()}
-    right = {way: sums == [collective.checksum(expected)] * len(devices) for way, (sums, _) in found.items()}
+    right = {way: sums == _expected(devices, size) for way, (sums, _) in found.items()}
     seconds = {way: each for way, (_, each) in found.items()}
     words = ""
-    if not any(collective.refusals(devices)) and lets_others_in(hardware.visible_cards()):
-        answer, version = collective.ask_cards(len(devices), PATIENCE)
+    refused = any(collective.refusals(devices))
+    asked = None if refused else children.sums(children.cards_of(devices)[: len(devices)])
+    if asked is not None:
+        answer, version = asked
         words = answer.words
         told = {} if answer.trouble or not version else {each["size"]: each for each in answer.said}
-        right[LIBRARY] = told.get(size, {}).get("sums") == [collective.checksum(expected)] * len(devices)
+        # Of every size: the library takes another way for short messages, and models have both.
+        sizes = (*collective.SIZES[:-1], size)
+        right[LIBRARY] = all(told.get(n, {}).get("sums") == _expected(devices, n) for n in sizes)
         seconds[LIBRARY] = told.get(size, {}).get("seconds", float("inf"))
     wrong = [way for way, is_right in right.items() if not is_right]
     if not cards:
@@ -50,6 +52,12 @@ def sums(devices: tuple[str, ...]) -> Verdict:
     passed = {way: took for way, took in seconds.items() if right[way]}
     verdicts.remember(devices, passed)
     return _on_cards(devices, size, passed, wrong, words)
+
+
+def _expected(devices: Sequence[str], size: int) -> list[int]:
+    """The checksum of NumPy's sum, once for every device."""
+    total = np.sum([collective.numbers(i, size) for i in range(len(devices))], axis=0)
+    return [collective.checksum(total)] * len(devices)
 
 
 def _on_cards(

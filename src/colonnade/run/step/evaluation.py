@@ -10,10 +10,11 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.reduce import star
+from colonnade.run.step.borrowed_homes import BorrowedHomes
 from colonnade.run.step.objective import total_of
 from colonnade.run.step.update import as_keras
 from colonnade.run.trace.cache import TraceCache
-from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
 from colonnade.run.variables.homes import Homes
@@ -30,8 +31,8 @@ class Score(Traced):
             weight = tf.constant(float(rows)) if share.weight is None else share.weight
             return {"loss": share.loss, "weight": weight, "metrics": share.metrics}
 
-        args, kwargs, context, _ = super()._begin(arguments, components)
-        return args, kwargs, context, self._ours(sums)
+        args, kwargs = arguments.unpack(components)
+        return args, kwargs, self._context, self._ours(sums)
 
 
 class Evaluation:
@@ -42,7 +43,15 @@ class Evaluation:
         self._scores = TraceCache(lambda part, voice: Score(loss, part, voice), devices)
         self._compiled: dict[Hashable, Any] = {}
         # Variables are read where they are; what the function changes, it changes in a copy.
-        self._housed = Homes("shared", devices, [], [])
+        self._housed = BorrowedHomes("shared", devices)
+        self._lender: Homes | None = None
+
+    def read_from(self, lender: Homes | None) -> None:
+        """From now on, read the copies that a training has on its cards."""
+        if lender is not self._lender:
+            mode = "shared" if lender is None else "mirrored"
+            self._housed, self._lender = BorrowedHomes(mode, self._devices, lender), lender
+            self._compiled = {}
 
     def run(
         self, dataset: tf.data.Dataset, names: Sequence[str], keywords: dict[str, Any], peers: Peers = ALONE
@@ -50,6 +59,7 @@ class Evaluation:
         """Mean loss, mean metrics, and how many examples there were: on all machines, if each has its own."""
         loss, weight, examples = 0.0, 0.0, 0
         self._sharded = peers.sharded
+        self._housed.begin()
         metrics: dict[str, float] = {}
         for batch in dataset:
             arguments = Arguments(batch, keywords, names)
@@ -72,7 +82,7 @@ class Evaluation:
         key = arguments.key()
         if key not in self._compiled:
             self._compiled[key] = self._compile(arguments)
-        self._housed.enter()
+        self._housed.restore_states()
         return self._compiled[key](*arguments.components())
 
     def _compile(self, arguments: Arguments) -> Any:
@@ -101,7 +111,7 @@ class Evaluation:
             return tf.nest.map_structure(lambda *values: tf.add_n(values), *per_slice)
 
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
-        return concrete(sums, *specs)
+        return hosted(sums, *specs)
 
     def _trace(self, part: Arguments, replica: int, num_replicas: int) -> Score:
         return self._scores.of_replica(part, replica, num_replicas)

@@ -17,6 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.trace.captures import READS
+
 OWN, SAME, ONCE, MIXED = "own", "same", "once", "mixed"
 DENSE = "dense"
 
@@ -71,6 +73,24 @@ def pieces(indices: Any, source: Source) -> list[RowsOfOneSource]:
     functions = {function.signature.name: function for function in graph.library.function}
     outermost = _Body({node.name: node for node in graph.node}, functions)
     return [_piece(part, outermost, source) for part in sections(indices)]
+
+
+def lookups(indices: Any, given: Sequence[Any]) -> list[tuple[Any, str, tuple[int | None, ...] | None]]:
+    """The indices of each lookup, its kind, and the shape that they had, while a function is being traced.
+
+    `given` are the tensors of the slice. What the function has written to by now is another thing there too.
+    """
+    parts = [[part.op.name for part in tf.nest.flatten(one, expand_composites=True)] for one in given]
+    handles = [
+        op
+        for op in indices.graph.get_operations()
+        if op.type == "Placeholder" and op.outputs[0].dtype == tf.resource
+    ]
+    written = {op.name for op in handles if any(user.type not in READS for user in op.outputs[0].consumers())}
+    split = {name for names in parts for name in names}
+    loose = {name for names in parts if len(names) > 1 for name in names}
+    found = pieces(indices, Source(frozenset(split | written), frozenset(loose)))
+    return [(part, one.kind, one.shape) for part, one in zip(sections(indices), found, strict=True)]
 
 
 def _piece(indices: Any, body: "_Body", source: Source) -> RowsOfOneSource:

@@ -8,11 +8,12 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.run.move.reduce import add
 from colonnade.run.step.gradient_rows import DENSE, MIXED, ONCE, OWN, SAME, Form
-from colonnade.run.step.objective import Objective
+from colonnade.run.step.objective import Objective, Share
 
 # For a parameter: None if its gradients are added as they are; `dense` if they are made dense before; the
 # kinds of their pieces if these are added one by one.
 Recipe = None | str | tuple[str, ...]
+Totals = list[list[Any]]  # sums of gradients: for each piece, for each parameter
 
 
 def recipes(
@@ -86,6 +87,23 @@ def cut(gradient: Any, sizes: Sequence[Any] | None, recipe: Recipe) -> list[Any]
     assert sizes is not None
     values, indices = tf.split(gradient.values, sizes), tf.split(gradient.indices, sizes)
     return [tf.IndexedSlices(v, i, gradient.dense_shape) for v, i in zip(values, indices, strict=True)]
+
+
+def totals_of(
+    shares: Sequence[Share], how: Sequence[Recipe], reduced: Callable[[Any], list[list[Any]]]
+) -> list[Totals]:
+    """The sums of gradients over the workers, for each copy of the variables.
+
+    `reduced` adds up the rows of all workers, once for each copy (see `sync.workers`).
+    """
+    rows = [[cut(*each) for each in zip(s.gradients, s.sizes, how, strict=True)] for s in shares]
+    depth = max(len(recipe) if isinstance(recipe, tuple) else 1 for recipe in how)
+    layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
+    by_layer = [reduced(layer) for layer in layers]
+    num_copies = max(len(copies) for copies in by_layer)
+    nothing = [None] * len(how)  # has arrived at a copy
+    full = [[*copies, *[nothing] * (num_copies - len(copies))] for copies in by_layer]
+    return [list(totals) for totals in zip(*full, strict=True)]
 
 
 def joined(totals: Sequence[Any], recipe: Recipe, num_slices: int) -> tuple[Any, list[Any] | None]:

@@ -92,12 +92,12 @@ class Objective(Traced):
 
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
-        (factor, *args), kwargs, context, _ = super()._begin(arguments, components)
+        (factor, *args), kwargs = arguments.unpack(components)
         rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
 
         @contextmanager
         def recorded() -> Iterator[None]:
-            with tape, context:
+            with tape, self._context:
                 yield
 
         def share(result: Any) -> Share:
@@ -148,6 +148,16 @@ class Objective(Traced):
     def forms(self) -> list[Form]:
         """For each gradient its pieces, if it is sparse."""
         return [self._form(gradient) for gradient in self.structure.gradients]
+
+    @cached_property
+    def made(self) -> list[int]:
+        """For each gradient when the backward pass has made it: the place of its op among those of the trace.
+
+        A tape lists variables as they were made, which need not be the order in which they are used.
+        """
+        place = {op.name: i for i, op in enumerate(self.concrete.graph.get_operations())}
+        values = [getattr(gradient, "values", gradient) for gradient in self.structure.gradients]
+        return [len(place) if value is None else place.get(value.op.name, 0) for value in values]
 
     def _form(self, gradient: Any) -> Form:
         if not isinstance(gradient, tf.IndexedSlices):
@@ -273,6 +283,8 @@ def vital(gradient: Any) -> Any:
     with tf.device(values.device):
         # Half floats overflow in a sum; their largest value does not.
         whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+        if whole.dtype == tf.float64:  # what is finite may be too large for what it becomes here
+            whole = tf.where(tf.math.is_finite(whole), tf.zeros_like(whole), whole)
     return tf.cast(whole, tf.float32)
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
@@ -27,10 +28,12 @@ from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.keras_owner import keras_variables
 
 GATE = tf.TensorSpec([], tf.int32)
+# Of what is compiled: whole numbers of 32 bits are in the memory of the host, also for a card.
+SMOOTH_GATE = tf.TensorSpec([], tf.float32)
 
 
 class Update:
-    """`optimizer.apply` as a function of the gradients and of the handles of all variables it touches.
+    """What an optimizer does, as a function of the gradients and of the handles of all variables it touches.
 
     Args:
         optimizer: a Keras optimizer that is built.
@@ -46,7 +49,7 @@ class Update:
         def apply(gate: Any, *components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
             with tf.control_dependencies([gate]):
-                optimizer.apply(as_divided(gradients, optimizer), trained)
+                apply_to(optimizer, gradients, trained)
                 return tf.constant(0)
 
         self._parameters = list(parameters)
@@ -73,25 +76,29 @@ class Update:
         """Whether `at_once` may be called, and is worth it."""
         return worth_compiling(self.concrete, self.captures)
 
-    def at_once(self, rows: Sequence[Sequence[Any]], handles: Sequence[Any], device: str) -> Any:
+    def at_once(
+        self, rows: Sequence[Sequence[Any]], handles: Sequence[Any], device: str, copy: int = 0
+    ) -> Any:
         """Add up the gradients of replicas, given as plain tensors, and apply the sum: compiled.
 
-        `device` is where all the variables are.
+        `device` is where all the variables are, which are copy so and so. Nothing is read or written before
+        what the caller waits for, on whichever device that is.
         """
         num_replicas, each = len(rows), len(self._specs)
         if num_replicas not in self._sums:
 
-            def summed(*args: Any) -> Any:
+            def summed(gate: Any, *args: Any) -> Any:
                 own = [args[i * each : (i + 1) * each] for i in range(num_replicas)]
                 totals = [functools.reduce(operator.add, column) for column in zip(*own, strict=True)]
-                return self.call(totals, args[num_replicas * each :])
+                with tf.control_dependencies([gate]):
+                    return self.call(totals, args[num_replicas * each :])
 
             handed = [tf.TensorSpec(handle.shape, handle.dtype) for handle in self._handles()]
-            self._sums[num_replicas] = compiled(summed, *self._specs * num_replicas, *handed)
+            self._sums[num_replicas] = compiled(summed, SMOOTH_GATE, *self._specs * num_replicas, *handed)
         sent = sum(num_bytes(tensor) for row in rows[1:] for tensor in row)
         # By its name a profile knows it, and what it was sent.
-        with tf.device(device), tf.name_scope(f"update_0_sums_{sent}"):
-            return self._sums[num_replicas](*chain(*rows), *handles)
+        with tf.device(device), tf.name_scope(f"update_{copy}_sums_{sent}"):
+            return self._sums[num_replicas](tf.constant(0.0), *chain(*rows), *handles)
 
     def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
         """The handles for a call, with those of other variables by the `ref()` of the captured ones."""
@@ -172,6 +179,16 @@ class Update:
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
+
+
+def apply_to(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Hand gradients over as Keras's own step does: an optimizer may have an `apply_gradients` of its own."""
+    given = as_divided(gradients, optimizer)
+    own = getattr(optimizer.apply_gradients, "__func__", None)
+    if own is keras.optimizers.Optimizer.apply_gradients or not given:
+        optimizer.apply(given, variables)
+    else:
+        optimizer.apply_gradients(zip(given, variables, strict=True))
 
 
 def as_divided(gradients: Sequence[Any], optimizer: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.hardware import devices as hardware
 from colonnade.run.trace.captures import Capture, captures
 from colonnade.run.trace.concrete import concrete, unconverted, undisturbed
 
@@ -42,11 +43,13 @@ def fast(fn: Callable[..., Any], *specs: Any) -> Any:
     """An update as a concrete function, compiled if that is worth it."""
     plain = concrete(fn, *specs)
     # Called as a function, and not as an op, so that the graph around it knows the variables.
-    return compiled(lambda *args: plain(*args), *specs) if worth_compiling(plain, captures(plain)) else plain
+    on_cpu = not any(c.variable is not None and hardware.is_card(c.variable.device) for c in captures(plain))
+    wanted = on_cpu and worth_compiling(plain, captures(plain))
+    return compiled(lambda *args: plain(*args), *specs) if wanted else plain
 
 
 def worth_compiling(update: Any, captured: Sequence[Capture]) -> bool:
-    """Whether an update, given as a concrete function, is large, plain arithmetic, and on one CPU device.
+    """Whether an update, given as a concrete function, is large, plain arithmetic, and on one device.
 
     Sparse gradients are not plain: each number of rows would be compiled anew. Nor are halves of floats, of
     which XLA may keep more bits than TensorFlow does.
@@ -60,7 +63,7 @@ def worth_compiling(update: Any, captured: Sequence[Capture]) -> bool:
         and len(variables) == len(captured)
         and not any(tensor.dtype in HALVES for op in update.graph.get_operations() for tensor in op.outputs)
         and len(places) == 1
-        and "CPU" in places.pop()
+        and hardware.compiles_for(places.pop())
         and all(op.type in PLAIN for op in update.graph.get_operations())
         and all(t.dtype == tf.resource or t.shape.is_fully_defined() for t in update.inputs)
     )

@@ -1,6 +1,6 @@
 """`cn.Synchronous`, the default: at every step all replicas compute, gradients are averaged, one update."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -8,23 +8,24 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import Problem, check
-from colonnade.run.batch.shares import EvenShares, MeasuredShares, Shares
-from colonnade.run.batch.split import Arguments
+from colonnade.errors import BrokenSums, Problem, check
+from colonnade.run.batch.shares import MeasuredShares
+from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.batch.zeros import with_zeros
-from colonnade.run.engine.gradients import components, divided, plus, slice_specs, slices
+from colonnade.run.engine.gradients import components, divided, plus, slices
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, limited
-from colonnade.run.move.reduce import Order, star
-from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
-from colonnade.run.step.objective import Objective, Share
-from colonnade.run.step.uncompilable import uncompilable
+from colonnade.run.move.library_sums import is_broken
+from colonnade.run.move.reductions import LIBRARY
+from colonnade.run.move.slices_ahead import SlicesAhead
+from colonnade.run.parallel.uncompilable import uncompilable
+from colonnade.run.step.gradient_sums import Recipe, Totals, joined, recipes, totals_of
+from colonnade.run.step.objective import Objective
 from colonnade.run.step.update import Update
 from colonnade.run.sync.over_machines import (
     OTHER_BATCH,
-    Totals,
     filled,
     of_own_data,
     other_batch,
@@ -36,12 +37,15 @@ from colonnade.run.sync.over_machines import (
 from colonnade.run.sync.same_training import same_training, same_values
 from colonnade.run.sync.slice_sums import SliceSums
 from colonnade.run.sync.workers import Replicas, Workers
-from colonnade.run.variables.homes import MODES, Bindings, Homes, mean_by
+from colonnade.run.trace.captures import Capture
+from colonnade.run.variables.aggregation import mean_by
+from colonnade.run.variables.homes import MODES, Bindings, Homes
 from colonnade.run.variables.saved_state import SavedState
+from colonnade.run.variables.slice_values import local_variables
 
 DATA = ("whole", "sharded")
+SHARES = ("even", "measured")
 SPEEDS = "speeds"  # in a checkpoint: those of the devices, if they are measured
-SHARES: dict[str, Callable[[int], Shares]] = {"even": EvenShares, "measured": MeasuredShares}
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,9 @@ class Synchronous:
     def engine(self, settings: Settings) -> "Lockstep":
         if self.data == "sharded" and settings.peers.several:
             settings = replace(settings, peers=settings.peers.with_own_data())
-        sharded = settings.peers.sharded
-        shares = SHARES[self.shares](len(settings.devices) if sharded else settings.num_replicas)
-        traces = Traces(settings, timed=shares.timed)
+        timed = self.shares == "measured"
+        traces = Traces(settings, timed=timed)
+        shares = MeasuredShares(len(settings.devices)) if timed else None
         return Lockstep(settings, traces, Replicas(settings, traces), shares)
 
 
@@ -95,35 +99,66 @@ class Lockstep(GraphEngine):
         settings: what to train, and how.
         traces: of the loss and the update.
         workers: who computes the gradients: replicas, or rows of a pipeline.
-        shares: how many rows of a batch each worker gets.
+        shares: how many rows of a batch each worker gets; the same for all, if nothing is said.
     """
 
     # Whether `gradient` is the plain sum, which a compiled update may make by itself.
     plain_sum: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings, traces: Traces, workers: Workers, shares: Shares) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        traces: Traces,
+        workers: Workers,
+        shares: MeasuredShares | None = None,
+    ) -> None:
         super().__init__(settings, traces)
         self.workers, self.shares, self.peers = workers, shares, settings.peers
+        self._several = settings.peers.several
+        # How many slices a batch is cut into: those of all machines, unless each has data of its own.
+        self._num_slices = len(self.devices) if self.peers.sharded else self.num_replicas
         self._compared = False  # whether all machines were seen to train the same
+        # Kinds of batches on which steps were begun: where sums must not be broken off, these have a graph of
+        # their own, in which nobody waits as long as for the kernels of the first steps.
+        self._begun: set[Hashable] = set()
         self._recipes: dict[Hashable, list[Recipe]] = {}  # by the kind of a batch and of its slices
-        # Looks at the first batch, once all is prepared for it and before anything is trained.
-        self.examine: Callable[[Arguments], None] | None = None
 
     def counts(self, rows: int) -> tuple[int, ...]:
-        return self.shares.counts(rows)
+        return sizes(rows, self._num_slices) if self.shares is None else self.shares.counts(rows)
 
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves, with the sizes of slices that hold from now on."""
-        self.shares.reconsider()
+        if self.shares is not None:
+            self.shares.reconsider()
+        kind = self._kind(batch)
+        return (*kind, kind in self._begun) if self.workers.unbroken else kind
+
+    def _kind(self, batch: Arguments) -> tuple[Hashable, ...]:
         return batch.key(), self.cut(batch), self.settings.compilation.on
 
     def house(self) -> Homes:
         return self.workers.house()
 
-    def bind(self) -> None:
-        self.workers.bind(self.housed)
+    def bind(self, housed: Homes) -> None:
+        self.workers.bind(housed)
         if self.traces.penalty is not None:
-            self.housed.bindings(0, self.traces.penalty.captures)
+            housed.bindings(0, self.traces.penalty.captures)
+            check("the penalty", self._of_slices(housed, self.traces.penalty.captures))
+
+    def _of_slices(self, housed: Homes, captures: Iterable[Capture]) -> Iterator[Problem]:
+        """States that the penalty reads before they are one value: of those the first replica has its own."""
+        states = [housed.states.get(c.variable.ref()) for c in captures if c.variable is not None]
+        several = self.peers.several
+        read = [s for s in states if s is not None and not s.random and (several or len(s.copies) > 1)]
+        local = (
+            {v.ref() for traced in self.traces.objectives for v in local_variables(traced)} if read else ()
+        )
+        for state in read:
+            if state.base is not None or state.original.ref() in local:
+                rule = "is changed by the loss from its slice, and the penalty would see one device's value"
+                yield Problem(
+                    "variable", state.original.name, rule, "Compute what needs it in the loss itself"
+                )
 
     def prepare(self, batch: Arguments) -> None:
         self._check(batch)
@@ -135,12 +170,13 @@ class Lockstep(GraphEngine):
             self._check_compiling(batch)
         if self._housed is None:
             self._housed = self.house()
-        self.bind()
-        if self.peers.several:
+        self.bind(self._housed)
+        if self._several:
             self._compare(batch)
-        if self.examine is not None:
-            examine, self.examine = self.examine, None
-            examine(batch)
+        self.examined(batch)
+
+    def ahead(self, batch: Arguments) -> SlicesAhead | None:
+        return super().ahead(batch) if isinstance(self.workers, Replicas) else None
 
     def _compare(self, batch: Arguments) -> None:
         """See that all machines train the same; with data of their own, they meet new sizes one by one."""
@@ -149,13 +185,13 @@ class Lockstep(GraphEngine):
             check("the loss function", of_own_data(self._traced(batch), recipes))
             if self._compared:
                 return
-        same_training(self.peers, batch, self.cut(batch), self.traces)
+        same_training(self.peers, batch, self.cut(batch), self.traces, alike=not self.peers.sharded)
         same_values(self.peers, self.housed, "the first step on such a batch")
         self._compared = True
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         yield from self.workers.refused(traces)
-        if self.peers.several:
+        if self._several:
             yield from refused(traces)
 
     def _check(self, batch: Arguments) -> None:
@@ -166,20 +202,22 @@ class Lockstep(GraphEngine):
     def _check_compiling(self, batch: Arguments) -> None:
         """Refuse what XLA cannot compile, where that was asked for; else go on without it."""
         parts = slices(with_zeros(batch), self.workers.slices(self.cut(batch)))
-        amiss = uncompilable(self._traced(batch), parts, timed=self.shares.timed)
+        amiss = uncompilable(self._traced(batch), parts, timed=self.shares is not None)
         if self.settings.compilation.on:
             self.settings.compilation.refuse(amiss)
         elif amiss:
             self.settings.compilation.decline(amiss[0].rule)
+
+    def begin(self, batch: Arguments) -> None:
+        self._begun.add(self._kind(batch))
+        self.housed.late.begin(self.peers.own(self.cut(batch)))
 
     def took(self, rows: int, steps: int, seconds: float) -> None:
         self.settings.compilation.note(rows, steps, seconds)
 
     def _traced(self, batch: Arguments) -> list[Objective]:
         """A trace for each slice."""
-        parts = slice_specs(batch, self.workers.slices(self.cut(batch)))
-        first = self.peers.offset
-        return [self.workers.trace(part, first + i, first + len(parts)) for i, part in enumerate(parts)]
+        return self.workers.traced(batch, self.cut(batch))
 
     def _how(self, batch: Arguments) -> list[Recipe]:
         """For each parameter how to add up the gradients of the slices."""
@@ -208,21 +246,21 @@ class Lockstep(GraphEngine):
         counts = self.cut(batch)
         own = self.peers.own(counts)
         self.peers.begin_graph()
-        order = self.settings.order if len(own) == len(self.devices) else star(max(len(own), 1))
         how = self._how(batch)
+        self.workers.expect(first=self._kind(batch) not in self._begun)
         late = self.housed.late.of(self._traced(batch), own)
-        with tf.control_dependencies(self.housed.late.before(late)):
-            shares, calls = self.workers.compute(batch, counts, self.housed, how, order)
+        with tf.control_dependencies(self.housed.late.before(late, own)):
+            shares, calls = self.workers.compute(batch, counts, self.housed, how)
         # The rows of each worker; of machines that have none, all that they do is made elsewhere.
         working = list(own) or [1]
         rows, outputs = [share.gradients for share in shares], [share.outputs for share in shares[: len(own)]]
         sums = SliceSums.of(shares, own, 1 if self.peers.sharded else sum(counts), self.guard)
         known: Bindings = {}
-        plain = self.plain_sum and sums.weight is None and not self.peers.several
+        plain = self.plain_sum and sums.weight is None and not self._several
         at_once = self.workers.sums_itself(rows) if plain else None
-        by_copy = [[]] if at_once is not None else self._totals(shares, how, order)
+        by_copy = [[]] if at_once is not None else totals_of(shares, how, self.workers.reduced)
         present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
-        if self.peers.several:
+        if self._several:
             traces = self._traced(batch)
             totals, present = filled(by_copy[0], traces, how), _present(traces)
             with tf.control_dependencies(calls):  # which change the states
@@ -237,26 +275,17 @@ class Lockstep(GraphEngine):
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, working, late)
         else:
             copies = [self.gradient(totals, present, weight, how) for totals in by_copy]
-            calls = [*calls, *self.workers.unbroken(copies)]
+            if self.workers.unbroken:
+                calls = [*calls, *components([gradient for copy in copies for gradient in copy])]
             copies, loss, penalty = self._with_penalty(copies, loss, calls)
             write = partial(self._written, copies, working, known, late)
-        self.shares.note([share.seconds for share in shares], own)
+        if self.shares is not None:
+            self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             watched = self.guard.rows(sums.health, sums.replicas, [penalty])
             skipped = self.guard.guarded(watched, write, undo)
         return Outcome(loss, metrics, sums.replicas, skipped, outputs)
-
-    def _totals(self, shares: Sequence[Share], how: Sequence[Recipe], order: Order) -> list[Totals]:
-        """The sums of gradients over the workers: for each copy of the variables, piece and parameter."""
-        rows = [[cut(*each) for each in zip(s.gradients, s.sizes, how, strict=True)] for s in shares]
-        depth = max(len(recipe) if isinstance(recipe, tuple) else 1 for recipe in how)
-        layers = [[[(*parts, *[None] * depth)[k] for parts in row] for row in rows] for k in range(depth)]
-        by_layer = [self.workers.reduced(layer, order) for layer in layers]
-        num_copies = max(len(copies) for copies in by_layer)
-        nothing = [None] * len(how)  # has arrived at a copy
-        full = [[*copies, *[nothing] * (num_copies - len(copies))] for copies in by_layer]
-        return [list(totals) for totals in zip(*full, strict=True)]
 
     def _with_penalty(
         self, copies: Sequence[list[Any]], loss: Any, calls: Sequence[Any]
@@ -266,9 +295,11 @@ class Lockstep(GraphEngine):
         It is computed once, where the first copy is. Where gradients have arrived at others, it is sent on.
         """
         first, bound = self.devices[0], partial(self.housed.bindings_after, calls)
-        if len(copies) == 1 or self.traces.penalty is None:
+        if self.traces.penalty is None:
+            return list(copies), loss, tf.zeros([0])
+        if len(copies) == 1:
             gradients, loss, health = self.traces.with_penalty(copies[0], loss, first, bound)
-            return [gradients, *copies[1:]], loss, health
+            return [gradients], loss, health
         extra, loss, health = self.traces.with_penalty([None] * len(copies[0]), loss, first, bound)
         everywhere = self.workers.spread(extra)
         sums = []
@@ -320,7 +351,7 @@ class Lockstep(GraphEngine):
 
     def state(self) -> SavedState:
         state = super().state()
-        if not self.shares.timed:
+        if self.shares is None:
             return state
         speeds = tuple(tf.Variable(speed, trainable=False) for speed in self.shares.speeds)
         return replace(state, own={**state.own, SPEEDS: speeds})
@@ -328,12 +359,14 @@ class Lockstep(GraphEngine):
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         super().resume(own)
         speeds = own.get(SPEEDS, ())
-        if self.shares.timed and len(speeds) == len(self.devices):  # others are measured again
+        if self.shares is not None and len(speeds) == len(self.devices):  # others are measured again
             self.shares.speeds = np.array([float(speed) for speed in speeds])
 
-    def explained(self, error: tf.errors.InvalidArgumentError) -> Exception:
+    def explained(self, error: tf.errors.OpError) -> Exception:
         if OTHER_BATCH in error.message:
             return other_batch(sizes_told(error.message))
+        if self.workers.unbroken and is_broken(error):
+            return BrokenSums(LIBRARY, error.message)
         return super().explained(error)
 
     def culprit(self, replica: int, bad: Sequence[str]) -> str:

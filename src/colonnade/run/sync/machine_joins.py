@@ -12,11 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem, check
-from colonnade.run.batch.shares import Shares
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.engine.protocols import Outcome, Settings
 from colonnade.run.engine.reached import collected
 from colonnade.run.engine.traces import Traces
+from colonnade.run.machines.call_pace import CallPace
 from colonnade.run.machines.collective import HOST
 from colonnade.run.machines.compression import compressed, num_words, restored
 from colonnade.run.memory.estimate import Memory
@@ -38,7 +38,7 @@ class MachineJoins(Lockstep):
 
     Args:
         settings: what to train, and how; of machines that work by themselves (`Peers.by_themselves`).
-        traces, workers, shares: as for `Lockstep`.
+        traces, workers: as for `Lockstep`.
         every: steps between joins.
         join: what becomes of the average.
         compress: how what parameters have moved by travels.
@@ -49,13 +49,12 @@ class MachineJoins(Lockstep):
         settings: Settings,
         traces: Traces,
         workers: Workers,
-        shares: Shares,
         *,
         every: int,
         join: Averaged,
         compress: str | None,
     ) -> None:
-        super().__init__(settings, traces, workers, shares)
+        super().__init__(settings, traces, workers)
         self.others = replace(settings.peers, apart=False)  # the same machines, together
         self._every, self._join, self._compress = every, join, compress
         self._starts: list[tf.Variable] = []  # the parameters after the last join
@@ -104,9 +103,8 @@ class MachineJoins(Lockstep):
         own = self._own(batch)
         super().prepare(own)
         if not begun and self.others.several:
-            same_training(
-                self.others, batch, sizes(batch.size("the batch") or 0, self.others.total), self.traces
-            )
+            counts = sizes(batch.size("the batch") or 0, self.others.total)
+            same_training(self.others, batch, counts, self.traces, alike=False)
             same_values(self.others, self.housed, "the first step")
 
     def refused(self, traces: Sequence[Objective]) -> Iterator[Problem]:
@@ -233,7 +231,7 @@ class MachineJoins(Lockstep):
     def _call(self, name: str, graph: Any) -> None:
         if name not in self._functions:
             self._functions[name] = concrete(graph)
-        with self.others.stepping(0.0):
+        with self.others.stepping(0.0), self.calling(lambda: (0, False), CallPace()):
             self._functions[name]()
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:

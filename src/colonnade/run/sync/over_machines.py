@@ -17,17 +17,14 @@ from colonnade.run.machines.collective import can_travel
 from colonnade.run.machines.peers import Peers
 from colonnade.run.machines.same_batch import digest
 from colonnade.run.step.gradient_rows import DENSE, SAME
-from colonnade.run.step.gradient_sums import Recipe
+from colonnade.run.step.gradient_sums import Recipe, Totals
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.slice_sums import SliceSums
-from colonnade.run.variables.aggregation import ReplicatedState, rule_of
-from colonnade.run.variables.homes import weighed, weights_of
+from colonnade.run.variables.aggregation import ReplicatedState, rule_of, weighed, weights_of
 from colonnade.run.variables.parts import home_of
 
 # Begins the message of the assertion that all machines have the same batch.
 OTHER_BATCH = "colonnade: the machines have different batches before them"
-
-Totals = list[list[Any]]  # sums of gradients: for each piece (see `gradient_sums`), for each parameter
 
 
 def idle_share(traced: Objective) -> Share:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import keras
 
 from colonnade.errors import Problem, check, whole
-from colonnade.run.batch.shares import EvenShares
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
 from colonnade.run.machines.compression import KINDS
@@ -146,9 +145,8 @@ def homes_across(across: str) -> tuple[str, ...]:
 def _joins(settings: Settings, every: int, join: Averaged, compress: str | None) -> MachineJoins:
     settings = replace(settings, peers=settings.peers.by_themselves())
     traces = Traces(settings)
-    shares = EvenShares(len(settings.devices))
     workers = Replicas(settings, traces)
-    return MachineJoins(settings, traces, workers, shares, every=every, join=join, compress=compress)
+    return MachineJoins(settings, traces, workers, every=every, join=join, compress=compress)
 
 
 def _across_problems(across: Any, compress: Any) -> Iterator[Problem]:

@@ -4,17 +4,19 @@ import base64
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.traces import Traces
 from colonnade.run.machines.peers import Peers
-from colonnade.run.trace.captures import nodes
+from colonnade.run.machines.same_batch import kind_of
+from colonnade.run.sync.over_machines import other_batch
+from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import REPLICAS, SavedState, named
@@ -23,10 +25,23 @@ SEED = "Set the same values on every machine: seed with keras.utils.set_random_s
 SPOILT = "A machine computed something else, or was told to: look into that, and go on from the last save"
 SHOWN = 3  # of the variables that differ
 STEP = "the first step on such a batch"
+# What ops are told that says where something is, or how it is called, and not what is computed. A seed of
+# tf.random belongs to a replica, and so does the beginning of what tf.print prints.
+NAMES = ("shared_name", "container", "message", "token", "template", "seed", "seed2")
 
 
-def same_training(peers: Peers, batch: Arguments, counts: Sequence[int], traces: Traces) -> None:
-    """Raise, on every machine, if one of them trains something else."""
+def same_training(
+    peers: Peers, batch: Arguments, counts: Sequence[int], traces: Traces, *, alike: bool
+) -> None:
+    """Raise, on every machine, if one of them trains something else.
+
+    Args:
+        peers: the machines.
+        batch: one of this machine's.
+        counts: the sizes of its slices.
+        traces: what this machine has traced.
+        alike: whether all machines trace the same slices. If each has traced its own, sizes are not compared.
+    """
     parameters = traces.parameters
     shapes = [f"{p.name}{tuple(p.shape)}{p.dtype.name}" for p in parameters]
     optimizer = traces.optimizer
@@ -36,8 +51,8 @@ def same_training(peers: Peers, batch: Arguments, counts: Sequence[int], traces:
         "optimizer": f"{type(optimizer).__name__}, {len(traces.slots)} variables",
         "batch": str([f"{leaf.path}{_dims(leaf.value, peers)}" for leaf in batch.tensors]),
         "slices": "of its own" if peers.sharded else str(tuple(counts)),
-        "graph": f"ops {_short(sorted(_ops(traces.objectives).items()))}",
-        "update": f"ops {_short(sorted(_ops([traces.update(traces.specs)]).items()))}",
+        "graph": f"ops {_short(_ops(traces.objectives) if alike else _kinds(traces.objectives[0]))}",
+        "update": f"ops {_short(_ops([traces.update(traces.specs)]))}",
     }
     peers.agree(STEP, facts)
 
@@ -48,12 +63,64 @@ def _dims(tensor: Any, peers: Peers) -> tuple[int | None, ...]:
     return (None, *dims[1:]) if peers.sharded and dims else dims
 
 
-def _ops(traces: Sequence[Traced | Any]) -> Counter[str]:
-    """How many ops of each kind there are. Names and their order may differ from process to process."""
-    kinds: Counter[str] = Counter()
-    for traced in traces:
-        kinds.update(f"{n.op} {n.attr['T'].type}" for n in nodes(traced.concrete.graph.as_graph_def()))
-    return kinds
+def _ops(traces: Sequence[Traced | Any]) -> list[str]:
+    """A digest of each op, with what it is told. Names and their order may differ from process to process."""
+    graphs = [traced.concrete.graph.as_graph_def() for traced in traces]
+    return sorted(_digest(node) for graph in graphs for node in nodes(graph))
+
+
+def _digest(node: Any) -> str:
+    told = hashlib.sha256(node.op.encode())
+    for name in sorted(node.attr):
+        value = node.attr[name]
+        if name.startswith("_") or name in NAMES or value.WhichOneof("value") == "func" or value.list.func:
+            continue
+        if name == "value" and node.attr["dtype"].type == tf.string.as_datatype_enum:
+            continue  # words, with names in them
+        told.update(name.encode() + value.SerializeToString(deterministic=True))
+    return told.hexdigest()
+
+
+def _kinds(traced: Traced | Any) -> list[tuple[str, int]]:
+    """How many ops of each kind there are, whatever the sizes of what they are given."""
+    ops = nodes(traced.concrete.graph.as_graph_def())
+    return sorted(Counter(f"{node.op} {node.attr['T'].type}" for node in ops).items())
+
+
+def unequal_batches(names: Sequence[str], every: Sequence[Sequence[int]]) -> Iterator[Problem]:
+    """What is wrong where machines read the same data, and do not have the same batch before them.
+
+    Args:
+        names: of the machines.
+        every: of each its rows, its kind (0 where the data are at their end), and more that tells it apart.
+    """
+    if all(list(one) == list(every[0]) for one in every):
+        return
+    ended = [name for name, (_, kind, *_) in zip(names, every, strict=True) if not kind]
+    if ended:
+        others = ", ".join(name for name in names if name not in ended)
+        rule = f"{', '.join(ended)} has come to the end of its data, and {others} trains on"
+        yield Problem("data", "of different lengths", rule, "Read the same data on every machine")
+    else:
+        yield from other_batch([rows for rows, *_ in every]).problems
+
+
+def unequal_steps(names: Sequence[str], steps: Sequence[int]) -> Iterator[Problem]:
+    """What is wrong where machines that train by themselves did not make the same number of steps."""
+    if len(set(steps)) > 1:
+        made = ", ".join(f"{name} made {count}" for name, count in zip(names, steps, strict=True))
+        rule = f"of the last steps {made}: there the data end, or batches have another size"
+        yield Problem("data", "of different lengths", rule, "Read the same data on every machine")
+
+
+def same_kind(peers: Peers, batch: Arguments, where: str) -> None:
+    """Before a step that is made by itself: raise, on every machine, if one has another kind of batch.
+
+    It would make its step in another graph, in which nobody meets it.
+    """
+    if peers.several and not peers.sharded:
+        own = [batch.size(where) or 0, kind_of(batch.tensors)]
+        check(where, unequal_batches(peers.names, peers.exchange(f"a batch of {where}", own)))
 
 
 def same_values(peers: Peers, housed: Homes, where: str) -> None:

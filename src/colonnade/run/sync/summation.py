@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.engine.gradients import components
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.move.buckets import fits
 from colonnade.run.move.library_sums import LibrarySums, can_sum
@@ -31,13 +30,24 @@ class Summation:
         several = settings.peers.several  # between machines, sums take another way
         self._way = TREE if several else chosen(settings.reduce, settings.devices, settings.mode)
         self._library = LibrarySums(settings.devices) if self._way == LIBRARY else None
+        # After a sum that was broken off, the library refuses all that follow.
+        self.unbroken = self._library is not None
+
+    def expect(self, *, first: bool) -> None:
+        """Whether sums are for the first steps on some batches, to which devices may come late."""
+        if self._library is not None:
+            self._library.at_first = first
 
     @property
     def _everywhere(self) -> bool:
         return self._settings.mode == "mirrored"
 
     def sums(
-        self, gradients: Sequence[Sequence[Any]], order: Order, owners: Sequence[int] = ()
+        self,
+        gradients: Sequence[Sequence[Any]],
+        order: Order,
+        owners: Sequence[int] = (),
+        made: Sequence[int] = (),
     ) -> list[list[Any]]:
         """For the first copy of the variables the sum of each gradient; for others those that arrive there.
 
@@ -45,13 +55,15 @@ class Summation:
             gradients: of the first devices, those that have work.
             order: along which to sum what takes the tree.
             owners: for each gradient the device that updates its parameter, where variables are partitioned.
+            made: for each gradient when it is there, by some count, so that the first ones travel together.
         """
         working = self._devices[: len(gradients)]
         even = self._even(gradients)
         others = [[None if i in even else g for i, g in enumerate(row)] for row in gradients]
-        copies = [reduce(others, working, order, bucket_bytes=bucket_for(working))]
+        copies = [_along(order, others, working, made)]
         if even:
-            arrived = self._summed([[row[i] for i in even] for row in gradients], [*owners], even)
+            rows = [[row[i] for i in even] for row in gradients]
+            arrived = self._summed(rows, [owners[i] for i in even if owners], [made[i] for i in even if made])
             copies += [[None] * len(gradients[0]) for _ in arrived[1:]]
             for copy, own in zip(copies, arrived, strict=True):
                 for i, total in zip(even, own, strict=True):
@@ -70,17 +82,13 @@ class Summation:
         return self._settings.reduce == AUTO and size < SMALL * len(self._devices)
 
     def _summed(
-        self, rows: Sequence[Sequence[Any]], owners: Sequence[int], which: Sequence[int]
+        self, rows: Sequence[Sequence[Any]], owners: Sequence[int], made: Sequence[int]
     ) -> list[list[Any]]:
         if owners:
-            return [owner_sums(rows, self._devices, [owners[i] for i in which])]
+            return [owner_sums(rows, self._devices, owners, made=made)]
         if self._library is not None and len(rows) == len(self._devices) and can_sum(rows[0]):
-            return self._library.sums(rows)
-        return ring_sums(rows, self._devices, everywhere=self._everywhere)
-
-    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
-        """Sums that must not be broken off: after such a one the library refuses all that follow."""
-        return components([g for copy in copies for g in copy]) if self._library is not None else []
+            return self._library.sums(rows, made=made)
+        return ring_sums(rows, self._devices, everywhere=self._everywhere, made=made)
 
     def moved(self, specs: Sequence[Any], owners: Sequence[int] = ()) -> tuple[Moved, set[int]]:
         """Bytes by pair of devices, and the positions of gradients that are with their owners then."""
@@ -106,3 +114,14 @@ class Summation:
             return set()
         even = {i for i, s in enumerate(specs) if isinstance(s, tf.TensorSpec) and num_bytes(s)}
         return set() if self._is_small(sum(num_bytes(specs[i]) for i in even)) else even
+
+
+def _along(
+    order: Order, gradients: Sequence[Sequence[Any]], devices: Sequence[str], made: Sequence[int]
+) -> list[Any]:
+    """The sums on the first device; in messages, those that are made first together."""
+    bucket = bucket_for(devices)
+    first = sorted(range(len(gradients[0])), key=lambda i: made[i] if made and bucket else i)
+    rows = [[row[i] for i in first] for row in gradients]
+    sums = dict(zip(first, reduce(rows, devices, order, bucket_bytes=bucket), strict=True))
+    return [sums[i] for i in range(len(first))]

@@ -16,9 +16,9 @@ from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import components, slice_specs, slices
 from colonnade.run.engine.protocols import Links, Settings
 from colonnade.run.engine.traces import Traces
-from colonnade.run.memory.estimate import Memory, homes_of, of_replicas
+from colonnade.run.memory.estimate import Memory, homes_of, of_replicas, with_slices_ahead
 from colonnade.run.move.num_bytes import num_bytes
-from colonnade.run.move.reduce import Order, bucket_for, spread
+from colonnade.run.move.reduce import Order, bucket_for, spread, star
 from colonnade.run.move.reductions import AUTO
 from colonnade.run.step.gradient_sums import Recipe
 from colonnade.run.step.objective import Objective, Share
@@ -32,6 +32,8 @@ from colonnade.run.variables.homes import Homes, owners_of
 class Workers(Protocol):
     """Compute the gradients of a step, and hold the copies of the variables that are updated."""
 
+    unbroken: bool  # whether sums must not be broken off once they have begun
+
     @property
     def every_device(self) -> tuple[str, ...]:
         """All devices that a step uses."""
@@ -39,8 +41,8 @@ class Workers(Protocol):
     def slices(self, counts: Sequence[int]) -> Sequence[int]:
         """How many examples each trace is given, where workers have so many."""
 
-    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
-        """The trace for one of the slices."""
+    def traced(self, batch: Arguments, counts: Sequence[int]) -> list[Objective]:
+        """The traces of the slices, where workers have so many examples."""
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         """What stands in the way of running these traces."""
@@ -54,19 +56,19 @@ class Workers(Protocol):
     def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
 
+    def expect(self, *, first: bool) -> None:
+        """Be told whether the graph to be made is for the first steps on such batches."""
+
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
     ) -> tuple[list[Share], list[Any]]:
         """What every worker adds to the step, and what to wait for until all have computed."""
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """The sum of each gradient over the workers, for the first copy of the variables.
 
         There may be lists for the other copies too, with the sums that arrive there by the same way.
         """
-
-    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
-        """Sums that must not be broken off once they have begun."""
 
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         """A compiled update that adds up the gradients of all workers by itself, if that is worth it."""
@@ -93,9 +95,16 @@ class Replicas:
     def __init__(self, settings: Settings, traces: Traces) -> None:
         self._settings, self._devices, self._traces = settings, settings.devices, traces
         self._peers = settings.peers
+        # The numbers of this machine's first replica and first slice among those of all machines.
+        self._first, self._offset = settings.peers.first, settings.peers.offset
+        self._total = settings.num_replicas  # on all machines
+        self._along = settings.order  # of sums over all devices
+        self._several = settings.peers.several
+        self._late = hardware.are_cards(settings.devices) and not self._several
         self._owners: dict[Any, int] = {}  # by the ref of a variable, where variables are partitioned
         self._placed: set[Update] = set()
         self._summation = Summation(settings)
+        self.unbroken = self._summation.unbroken
 
     @property
     def every_device(self) -> tuple[str, ...]:
@@ -105,8 +114,9 @@ class Replicas:
     def slices(self, counts: Sequence[int]) -> Sequence[int]:
         return counts
 
-    def trace(self, part: Arguments, number: int, num_slices: int) -> Objective:
-        return self._traces.objective(part, number, num_slices)
+    def traced(self, batch: Arguments, counts: Sequence[int]) -> list[Objective]:
+        parts, total = slice_specs(batch, counts), self._offset + len(counts)
+        return [self._traces.objective(part, self._offset + i, total) for i, part in enumerate(parts)]
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         return problems(traces)
@@ -116,13 +126,13 @@ class Replicas:
         part = slices(with_zeros(batch), counts)[which]
         mode, by = self._settings.mode, self._settings.dealt
         optimizer, devices, active = self._traces.optimizer, self._devices, len(self._peers.own(counts))
-        return of_replicas(traces[which], optimizer, part, devices, mode, max(active, 1), by)
+        memory = of_replicas(traces[which], optimizer, part, devices, mode, max(active, 1), by)
+        return memory if self._peers.several else with_slices_ahead(memory, part, active)
 
     def house(self) -> Homes:
         mode, slots, parameters = self._settings.mode, self._traces.slots, self._traces.parameters
         update = self._traces.update(self._traces.specs)  # in eager code, where its errors are told
-        first, total = self._peers.first, self._settings.num_replicas
-        housed = Homes(mode, self._devices, parameters, slots, first=first, total=total)
+        housed = Homes(mode, self._devices, parameters, slots, first=self._first, total=self._total)
         if mode == "partitioned":
             places = owners_of(parameters, self._devices, self._settings.dealt)
             self._owners = update.owners([self.every_device.index(place) for place in places])
@@ -131,28 +141,32 @@ class Replicas:
 
     def bind(self, housed: Homes) -> None:
         for objective in self._traces.objectives:
+            compiled = self._settings.compilation.on or objective.compiles
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
-                compiled = self._settings.compilation.on or objective.compiles
                 housed.make_stand_ins(i, objective.captures, compiled=compiled)
-            if hardware.are_cards(self._devices) and not self._peers.several:
+            if self._late:
                 housed.late.prepare(objective)
 
+    def expect(self, *, first: bool) -> None:
+        self._summation.expect(first=first)
+
     def compute(
-        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe], order: Order
+        self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
     ) -> tuple[list[Share], list[Any]]:
-        first, own = self._peers.first, self._peers.own(counts)
-        across = self._peers.sum if self._peers.several else None
+        first, own = self._first, self._peers.own(counts)
+        across = self._peers.sum if self._several else None
         if across is not None and not own:
-            traced = self.trace(slice_specs(batch, counts)[0], 0, len(counts))
+            traced = self.traced(batch, counts)[0]
             add_nothing(traced, across)
             return [idle_share(traced)], []
+        order = self._order(len(own))
         if self._peers.sharded:
             parts = slices(batch, counts, factor=1.0)  # how many rows all machines have is known later
         else:
             parts = slices(batch, counts, range(first, first + len(own)))
-        total = self._peers.offset + len(counts)
-        traces = [self.trace(part, first + i, total) for i, part in enumerate(parts)]
+        total = self._offset + len(counts)
+        traces = [self._traces.objective(part, first + i, total) for i, part in enumerate(parts)]
         bindings = [
             housed.bindings(i, traced.captures) | housed.stand_ins(i, traced.captures)
             for i, traced in enumerate(traces)
@@ -163,15 +177,17 @@ class Replicas:
         shares = [traced.pack(leaves) for traced, leaves in zip(traces, results, strict=True)]
         return shares, [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
-    def reduced(self, gradients: Sequence[Sequence[Any]], order: Order) -> list[list[Any]]:
-        return self._summation.sums(gradients, order, self._owner_positions())
+    def _order(self, num_working: int) -> Order:
+        """Along which to sum over so many devices, the first ones."""
+        return self._along if num_working == len(self._devices) else star(num_working)
+
+    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        order, made = self._order(len(gradients)), self._traces.objectives[0].made
+        return self._summation.sums(gradients, order, self._owner_positions(), made)
 
     def _owner_positions(self) -> list[int]:
         """For each parameter the device that owns it; empty where variables are not partitioned."""
         return [self._owners[p.ref()] for p in self._traces.parameters] if self._owners else []
-
-    def unbroken(self, copies: Sequence[list[Any]]) -> list[Any]:
-        return self._summation.unbroken(copies)
 
     def _placed_update(self, gradients: Sequence[Any]) -> Update:
         """The update for such gradients, with its work where the variables are."""
@@ -187,8 +203,8 @@ class Replicas:
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         if self._settings.mode != "shared" or self._traces.penalty is not None:
             return None
-        if self._settings.reduce != AUTO:
-            return None
+        if self._settings.reduce != AUTO or hardware.is_card(self._traces.parameters[0].device):
+            return None  # cards have links of their own, and take turns on them
         # A slice of another size may have gradients of another kind.
         alike = len({self._traces.update(row) for row in rows}) == 1
         return update if alike and (update := self._placed_update(rows[0])).compiles else None
@@ -211,22 +227,34 @@ class Replicas:
         return full
 
     def spread(self, gradients: list[Any]) -> list[list[Any]]:
-        order, bucket = self._settings.order, bucket_for(self._devices)
-        return spread(gradients, self._devices, order, bucket_bytes=bucket)
+        bucket = bucket_for(self._devices)
+        return spread(gradients, self._devices, self._along, bucket_bytes=bucket)
 
     def _updated(self, update: Update, gradients: list[Any], home: int, housed: Homes) -> Any:
         """Update one copy of the variables."""
         bindings, mode = housed.update_bindings(home, update.captures), self._settings.mode
-        undivided = mode == "shared" or (mode == "partitioned" and len(set(self.every_device)) == 1)
-        if update.compiles and undivided:
-            place = self._traces.parameters[0].device if mode == "shared" else self.every_device[0]
-            return update.at_once([components(gradients)], update.bound(bindings), place)
+        place = self._undivided(update, home, housed)
+        if place is not None and update.compiles:
+            return update.at_once([components(gradients)], update.bound(bindings), place, home)
+        # Where variables are partitioned, what works for one parameter names the device of its owner. If the
+        # call had a device too, all gradients would be brought there first.
         device = None if mode == "partitioned" else self._devices[home]
         with tf.device(device), tf.name_scope(f"update_{home}"):
             return update.call(components(gradients), update.bound(bindings))
 
+    def _undivided(self, update: Update, home: int, housed: Homes) -> str | None:
+        """The one device of all that is updated with a copy of the variables; None if there are several."""
+        mode = self._settings.mode
+        if mode == "shared":
+            return str(self._traces.parameters[0].device)
+        if mode == "partitioned":
+            return self.every_device[0] if len(set(self.every_device)) == 1 else None
+        device, touched = self._devices[home], [c.variable for c in update.captures if c.variable is not None]
+        at_home = all(own.device.endswith(device) for own in housed.own(home, touched))
+        return device if at_home and hardware.compiles_for(device) else None
+
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
-        return self._peers.every_device()[worker] if self._peers.several else self._devices[worker]
+        return self._peers.every_device()[worker] if self._several else self._devices[worker]
 
     def update_devices(self) -> dict[tuple[int, str], str]:
         nodes = {node: at for update in self._placed for node, at in update.owner_of_node.items()}

@@ -30,11 +30,8 @@ class Capture:
     tensor: Any
     variable: Any  # the tf.Variable whose handle it is, or None
     used_by: frozenset[str]  # types of the ops that use it, in called functions too
-    looped: bool = False  # whether one of them is in a loop
-
-    @property
-    def written(self) -> bool:
-        return not self.used_by <= READS
+    written: bool  # whether one of them may change it
+    looped: bool  # whether one of them is in a loop
 
 
 def captures(concrete: Any) -> tuple[Capture, ...]:
@@ -49,15 +46,8 @@ def captures(concrete: Any) -> tuple[Capture, ...]:
     for tensor, placeholder in zip(tensors, inputs, strict=True):
         uses = set(_users(consumers, placeholder.op.name, functions))
         types, looped = frozenset(op for op, _ in uses), any(inside for _, inside in uses)
-        captured.append(Capture(tensor, by_handle.get(id(tensor)), types, looped))
+        captured.append(Capture(tensor, by_handle.get(id(tensor)), types, not types <= READS, looped))
     return tuple(captured)
-
-
-def nodes(graph: Any) -> Iterator[Any]:
-    """All nodes of a graph and of the functions in its library."""
-    yield from graph.node
-    for function in graph.library.function:
-        yield from function.node_def
 
 
 def ancestors(*last: Any) -> list[Any]:

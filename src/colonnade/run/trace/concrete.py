@@ -7,11 +7,33 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.run.move.slices_ahead import HOST
+
 
 def concrete(fn: Callable[..., Any], *specs: Any) -> Any:
     """A function of ours as a concrete function, traced at once."""
     with undisturbed():
         return tf.function(unconverted(fn), autograph=False).get_concrete_function(*specs)
+
+
+def hosted(fn: Callable[..., Any], *specs: Any) -> Any:
+    """The same, with what has no device of its own on the host: else it would be on the first card.
+
+    That is above all the cutting of a batch, whose slices would reach the other cards from there.
+    """
+
+    def placed(*args: Any) -> Any:
+        with tf.device(HOST):
+            return fn(*args)
+
+    function = concrete(placed, *specs)
+
+    def call(*args: Any) -> Any:
+        with tf.device(HOST):  # a call is where its arguments go
+            return function(*args)
+
+    call.graph = function.graph  # type: ignore[attr-defined]
+    return call
 
 
 def unconverted(fn: Callable[..., Any]) -> Callable[..., Any]:

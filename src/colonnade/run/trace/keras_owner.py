@@ -5,7 +5,7 @@ many variables, because that takes some tens of milliseconds. `gc.freeze()` hide
 """
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -38,6 +38,15 @@ def keras_variables(variables: Iterable[tf.Variable]) -> list[Any]:
 def keras_variable(variable: tf.Variable) -> Any:
     """The Keras variable around it, or None."""
     return keras_variables([variable])[0]
+
+
+def not_frozen(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Without the variables of Keras layers that were set to `trainable = False`.
+
+    A tf.Variable does not know of that; only the Keras variable around it does.
+    """
+    owners = keras_variables(variables)
+    return [v for v, owner in zip(variables, owners, strict=True) if owner is None or owner.trainable]
 
 
 def layers_of(variables: Iterable[tf.Variable]) -> list[Any]:

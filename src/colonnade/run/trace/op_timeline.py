@@ -9,8 +9,8 @@
 What happens in Python is marked there (`hardware.profile.mark`): `checkpoint 40` on the host, and what
 devices do that do not wait for each other (see `slice_marks`).
 
-On CPU devices an op's time is that of its execution. On cards it is that of its launch: TensorFlow
-records kernels elsewhere, which this does not read.
+All of that is for CPU devices: of ops on cards TensorFlow tells the host nothing. It records their kernels
+elsewhere, which this does not read.
 """
 
 import re
@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from colonnade.describe.spans import Span, merged, without
+from colonnade.describe.spans import Span, common, length, merged, without
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.describe.waits import HOST, OTHER_MACHINES, blamed
 from colonnade.hardware.profile import FETCH, MARK, ProfiledOp
@@ -126,7 +126,7 @@ def _beginnings(ops: Iterable[ProfiledOp]) -> list[float]:
 
 
 def _joined(events: Sequence[Event]) -> Iterator[Event]:
-    """One event for all ops of a device's pass, of a task, of a message, of an update."""
+    """One event for all ops of a device's pass, of a task, and of a message or an update while it goes on."""
     groups: dict[tuple[object, ...], list[Event]] = defaultdict(list)
     for e in events:
         passes = e.kind in ("forward", "backward") and e.stage is None
@@ -141,16 +141,39 @@ def _joined(events: Sequence[Event]) -> Iterator[Event]:
             e.link,
         )
         groups[(*whole, e.kind) if e.stage is not None else whole].append(e)
+    computed: dict[str, list[Span]] = defaultdict(list)
     for members in groups.values():
+        if members[0].kind not in ("forward", "backward"):
+            continue
         begin, end = min(e.start for e in members), max(e.end for e in members)
-        if members[0].kind not in ("forward", "backward") or members[0].stage is not None:
-            yield replace(members[0], start=begin, end=end, bytes=max(e.bytes for e in members))
+        computed[members[0].device].append((begin, end))
+        if members[0].stage is not None:
+            yield replace(members[0], start=begin, end=end)
             continue
         turn = _turn(members)
         if begin < turn:
             yield replace(members[0], start=begin, end=turn, kind="forward")
         if turn < end:
             yield replace(members[0], start=turn, end=end, kind="backward")
+    added = merged((e.start, e.end) for e in events if e.kind == "reduction")
+    for members in groups.values():
+        one = members[0]
+        if one.kind not in ("forward", "backward"):
+            needed = [span for device, spans in computed.items() if device != one.device for span in spans]
+            *before, last = _pieces(members, merged([*needed, *(added if one.kind == "update" else ())]))
+            yield from (replace(one, start=start, end=end, bytes=0) for start, end in before)
+            yield replace(one, start=last[0], end=last[1], bytes=max(e.bytes for e in members))
+
+
+def _pieces(members: Sequence[Event], needed: Sequence[Span]) -> Iterator[Span]:
+    """When a message or an update was at work: not while what it needs next was still being computed."""
+    (begin, end), *more = merged((e.start, e.end) for e in members)
+    for start, stop in more:
+        if start - end >= SHORT and length(common([(end, start)], needed)) >= SHORT:
+            yield begin, end
+            begin = start
+        end = stop
+    yield begin, end
 
 
 def _turn(members: Sequence[Event]) -> float:

@@ -19,10 +19,11 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
-from colonnade.run.trace.captures import Capture, captures, nodes
+from colonnade.run.move.seed_places import seeds_on_host
+from colonnade.run.trace.captures import Capture, captures
 from colonnade.run.trace.concrete import unconverted, undisturbed
+from colonnade.run.trace.ops import has_seed, is_users, nodes, speaks
 from colonnade.run.trace.replica_context import TracingContext
-from colonnade.run.trace.user_ops import is_users, speaks
 
 # Graph seeds of the replicas lie this far apart, so that they do not meet the seeds of the user's ops.
 SEED_STRIDE = 1_000_003
@@ -71,7 +72,7 @@ class Voice:
         if not (self.reseed and self.replica):
             return
         seed = self._seed()
-        kept = [f for f in graph.library.function if any(_has_seed(n, not_of=seed) for n in f.node_def)]
+        kept = [f for f in graph.library.function if any(has_seed(n, not_of=seed) for n in f.node_def)]
         rule = "was called before: it keeps its seed, and would draw the same numbers on every device"
         fix = "Call the plain function; there is no need for a tf.function inside"
         names = [re.sub(r"^__[a-z]+_(.*)_\d+$", r"\1", f.signature.name) for f in kept]
@@ -101,8 +102,8 @@ class Traced:
         outputs: list[Any] = []
         self._mistakes: list[ColonnadeError] = []
         self._context = TracingContext(self._mistakes)
-        flat = self._flat(fn, arguments, outputs)
         specs = [tf.TensorSpec(c.shape, c.dtype) for c in arguments.components()]
+        flat = self._flat(fn, arguments, outputs)
         with undisturbed(), voice.speaking() if voice else nullcontext():
             function = tf.function(voice.of(flat) if voice else flat)
             try:
@@ -113,10 +114,18 @@ class Traced:
                 if self._mistakes:
                     raise self._mistakes[-1].with_traceback(None) from None
                 raise error
-        self.structure = outputs[-1]
+        self.structure, self._structured = outputs[-1], self.concrete.structured_outputs
+        # Of this trace also where another graph was made of it.
+        self.traced_in = self.concrete.graph
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self.outputs = list(self.concrete.outputs)
         self.captures = captures(self.concrete)
+        of_variables = [capture for capture in self.captures if capture.variable is not None]
+        # The variables that the function uses, trainable or not, and those that it changes.
+        self.variables = tuple(capture.variable for capture in of_variables)
+        self.written = tuple(capture.variable for capture in of_variables if capture.written)
+        # Whether it can be called from any graph: it captured nothing of the one around it.
+        self.portable = not any(tf.is_symbolic_tensor(t) for t in self.concrete.captured_inputs)
         # The ops that stand for sums over the replicas.
         self.marks = self._context.marks(self.concrete.graph)
         # Those at which a value goes on to another stage of a pipeline.
@@ -144,10 +153,11 @@ class Traced:
         for each function that it has not seen before.
         """
         begin, leaves = self._ours(self._begin), self._ours(tensor_leaves)
+        placed = self._ours(seeds_on_host)
 
         def flat(*components: Any) -> Any:
             args, kwargs, around, end = begin(arguments, components)
-            with around:
+            with placed(), around:
                 result = fn(*args, **kwargs)
             return leaves(end(result), outputs)
 
@@ -158,25 +168,10 @@ class Traced:
         args, kwargs = arguments.unpack(components)
         return args, kwargs, self._context, self._ours(lambda result: result)
 
-    @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that the function uses, trainable or not."""
-        return tuple(capture.variable for capture in self.captures if capture.variable is not None)
-
-    @property
-    def written(self) -> tuple[tf.Variable, ...]:
-        """Those of its variables that the function changes."""
-        return tuple(c.variable for c in self.captures if c.variable is not None and c.written)
-
-    @property
-    def portable(self) -> bool:
-        """Whether the trace can be called from any graph: it captured nothing of the one around it."""
-        return not any(tf.is_symbolic_tensor(capture) for capture in self.concrete.captured_inputs)
-
     @cached_property
     def repeats(self) -> bool:
         """Whether it has seeded legacy random ops: the seed is part of the op, the same on every replica."""
-        return any(_has_seed(node) for node in nodes(self.concrete.graph.as_graph_def()))
+        return any(has_seed(node) for node in nodes(self.concrete.graph.as_graph_def()))
 
     @cached_property
     def speaks(self) -> bool:
@@ -262,9 +257,7 @@ class Traced:
 
     def leaves(self, flat: Sequence[Any]) -> list[Any]:
         """The leaves of the result, from the outputs of the concrete function."""
-        tensors = iter(
-            tf.nest.pack_sequence_as(self.concrete.structured_outputs, flat, expand_composites=True)
-        )
+        tensors = iter(tf.nest.pack_sequence_as(self._structured, flat, expand_composites=True))
         return [next(tensors) if is_tensor(leaf) else leaf for _, leaf in self.paths()]
 
     def _differentiable(self, device: str, components: Sequence[Any], name: str) -> list[Any]:
@@ -274,8 +267,8 @@ class Traced:
         backward call without a device. So the gradient is taken here, by a tape of its own.
         """
         # What the function closes over, such as a tensor computed outside, has a gradient as well.
-        closed_over = [c.tensor for c in self.captures if c.variable is None and _has_gradient(c.tensor)]
-        smooth = [_has_gradient(c) for c in (*components, *closed_over)]
+        closed_over = [c.tensor for c in self.captures if c.variable is None and has_gradient(c.tensor)]
+        smooth = [has_gradient(c) for c in (*components, *closed_over)]
 
         @tf.custom_gradient
         def placed(*inputs: Any) -> Any:
@@ -287,7 +280,7 @@ class Traced:
                 results = tf.nest.flatten(self.concrete(*arguments), expand_composites=True)
 
             def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
-                pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if _has_gradient(y)]
+                pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if has_gradient(y)]
                 targets, output_gradients = zip(*pairs, strict=True) if pairs else ((), ())
                 with tf.device(device), tf.name_scope(f"{name}_grad"):
                     gradients = tape.gradient(
@@ -345,13 +338,8 @@ def _unusable(capture: Capture) -> Iterator[Problem]:
         yield Problem("an iterator", capture.tensor.dtype.name, rule, "Pass its elements as an argument")
 
 
-def _has_seed(node: Any, not_of: int | None = None) -> bool:
-    """Whether a node is a seeded legacy random op; with `not_of`, one of another graph's seed."""
-    seeded = "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
-    return bool(seeded) and node.attr["seed"].i != not_of
-
-
-def _has_gradient(tensor: Any) -> bool:
+def has_gradient(tensor: Any) -> bool:
+    """Whether its kind has one at all."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 

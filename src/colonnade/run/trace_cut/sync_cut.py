@@ -21,8 +21,10 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.move.reduce import Order, reduce, spread
-from colonnade.run.trace.captures import READS, nodes
+from colonnade.run.move.ring import sums_everywhere
+from colonnade.run.trace.captures import READS
 from colonnade.run.trace.keras_owner import layers_of
+from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.replica_context import MARK
 from colonnade.run.trace.traced import Traced, scope
 from colonnade.run.trace_cut.subgraph import CuttableGraph, node_of, tensor_of
@@ -60,10 +62,11 @@ def call_with_sums(
         for replica in replicas:
             replica.run(level)
         values = [replica.to_sum(level) for replica in replicas]
-        total = reduce(values, devices, order)
-        if across is not None and total:
-            total = across(total)
-        sums = spread(total, devices, order)
+        if across is None:
+            sums = sums_everywhere(values, devices, order)
+        else:
+            total = reduce(values, devices, order)
+            sums = spread(across(total) if total else total, devices, order)
         for replica, summed in zip(replicas, sums, strict=True):
             replica.take(level, summed)
     return [replica.leaves() for replica in replicas]
@@ -250,8 +253,7 @@ def _remembering(traced: Traced) -> Iterator[Problem]:
 
 def _still_local(traced: Traced) -> Iterator[str]:
     """Synchronised layers whose statistics depend on the slice other than through a sum."""
-    written = [c.variable for c in traced.captures if c.variable is not None and c.written]
-    owners = list(zip(written, layers_of(written), strict=True))
+    owners = list(zip(traced.written, layers_of(traced.written), strict=True))
     means = [
         (variable, layer)
         for variable, layer in owners

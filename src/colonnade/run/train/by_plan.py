@@ -1,6 +1,6 @@
 """What a plan means for `cn.Trainer`: its devices, where variables live, and how replicas work together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,9 +72,9 @@ def settled(plan: Plan, devices: Any) -> Settled:
     return Settled([have[d] for d in plan.devices], sync_of(plan), plan.variables)
 
 
-def predicted(plan: Plan | None) -> Timeline | None:
-    """The timeline that a plan was chosen for, with the names of devices as they are here."""
-    if plan is None or plan.timeline is None:
+def named_here(timeline: Timeline | None) -> Timeline | None:
+    """The timeline of a simulation, with the names of devices as they are here."""
+    if timeline is None:
         return None
     names = {f"device {i}": short(device) for i, device in enumerate(hardware.names())}
 
@@ -84,7 +84,7 @@ def predicted(plan: Plan | None) -> Timeline | None:
     return Timeline(
         tuple(
             replace(event, device=named(event.device), link=event.link and named(event.link))
-            for event in plan.timeline.events
+            for event in timeline.events
         )
     )
 
@@ -100,3 +100,30 @@ def sync_of(plan: Plan) -> Sync:
     if plan.sync == "elastic":
         return Elastic(plan.every, plan.alpha)
     return Synchronous(shares=plan.shares)
+
+
+def plan_of(devices: Sequence[str], sync: Sync, variables: str, batch: int) -> Plan | None:
+    """The plan that a trainer's arguments amount to, for batches of so many rows; None if it is none.
+
+    >>> plan_of(["/device:CPU:0", "/device:CPU:1"], LocalSGD(4), "mirrored", 8).layout
+    '2 replicas, local every 4'
+    """
+    have = hardware.names()
+    how = _how(sync)
+    if how is None or not set(devices) <= set(have) or len(set(devices)) < len(devices):
+        return None
+    positions = tuple(have.index(device) for device in devices[:batch])
+    home = variables if variables in ("shared", "mirrored", "partitioned") else "mirrored"
+    return Plan(batch=batch, data=len(positions), devices=positions, variables=home, **how)
+
+
+def _how(sync: Sync) -> dict[str, Any] | None:
+    if isinstance(sync, Asynchronous):
+        return {"sync": "asynchronous", "max_staleness": sync.max_staleness}
+    if isinstance(sync, Synchronous):
+        return {"shares": sync.shares}
+    if isinstance(sync, Elastic):
+        return {"sync": "elastic", "every": sync.every, "alpha": float(sync.alpha)}
+    if isinstance(sync, LocalSGD | DiLoCo):
+        return {"sync": "local" if isinstance(sync, LocalSGD) else "diloco", "every": int(sync.every)}
+    return None

@@ -9,9 +9,9 @@ from colonnade.hardware.clusters.joining import joined
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.data.feed import is_generator
 from colonnade.run.data.iterator_state import generator_problem
-from colonnade.run.engine.compilation import compile_problems
 from colonnade.run.machines.peers import Peers, outside
 from colonnade.run.move.reductions import reduce_problems, value_problems
+from colonnade.run.parallel.compilation import compile_problems
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.pipeline import Pipeline
 from colonnade.run.sync.lockstep import Synchronous

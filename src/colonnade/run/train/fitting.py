@@ -1,28 +1,39 @@
 """The loop of `Trainer.fit`: steps, log lines, callbacks and saves, from the first to the last."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from colonnade.describe.timeline import Timeline
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.no_saver import NEVER, NoSaver
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.engine.graph_loop import GraphStream
 from colonnade.run.engine.history import History, Record
-from colonnade.run.engine.protocols import Chunk, Stream
+from colonnade.run.engine.protocols import Chunk, Engine, Stream
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.record.progress import Progress
 from colonnade.run.record.run_log import RunLog
-from colonnade.run.sync.over_machines import other_batch
+from colonnade.run.sync.same_training import unequal_batches, unequal_steps
 from colonnade.run.train.counts import Counts
 from colonnade.run.train.signals import Interruption
 
 # A call into the graph runs steps for about this long, so that Ctrl-C and the bar are answered.
 SECONDS_PER_CALL = 0.5
+
+
+def ends_fit(engine: Engine, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
+    """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
+    if not callbacks:
+        return False
+    engine.leave()
+    answers = [callback(record) for callback in callbacks]
+    engine.enter()
+    return True in answers
 
 
 @dataclass
@@ -51,6 +62,7 @@ class Fitting:
 
     def __post_init__(self) -> None:
         self.begin = self.counts.step
+        self.interrupted.known = not self.peers.several
 
     def run(self) -> History:
         """Make the steps; what came of them."""
@@ -70,8 +82,9 @@ class Fitting:
             self.shown.advance(record, begun, logged=False)
             self.saver.after(record, resting=True, stopped=self.stopped)
         self.saver.finish(stopped=self.stopped)
+        self._heard_of_all(self.peers.exchange("the end of the fit", self._heard()))
         self.log.advance(self.counts.step, 0, self.saver.saves)
-        self.log.interrupted = self.interrupted.is_set()
+        self.log.interrupted = self.interrupted.ends
         self._keep(self.profiling.close())
         return self._closed()
 
@@ -94,51 +107,95 @@ class Fitting:
         self.history.resumed = saved.step
         self.shown.begin_at(self.counts.step, self._done)
 
-    def _interrupted_here(self) -> bool:
-        return self.interrupted.is_set() and self.saver.can_end(self.counts.step, self.interrupted.seconds)
-
     def _steps_of_next_call(self) -> int:
         """How many steps to make before anything else is done: the same on all machines, 0 to end."""
-        wanted = self._agreed() if self.peers.several else self._wanted()
-        ends = self.stopped or self._left <= 0 or self._interrupted_here()
-        return 0 if ends else wanted
+        if self.peers.several:
+            return self._agreed()
+        waited = self.interrupted.seconds if self.interrupted.is_set() else None
+        return 0 if self._ends_here(waited) else self._wanted()
+
+    def _ends_here(self, waited: float | None) -> bool:
+        """Whether the fit ends now; if it was told to, so many seconds ago."""
+        told = waited is not None and self.saver.can_end(self.counts.step, waited)
+        return self.stopped or self._left <= 0 or told
+
+    def _heard(self) -> Any:
+        """A signal to this machine, and how long ago it was."""
+        return self.interrupted.told() if self.interrupted.is_set() else None
+
+    def _heard_of_all(self, every: Sequence[Any]) -> float | None:
+        """Take over what signals any machine has had; how long ago the first was, if there was one."""
+        if not self.peers.several:
+            return None
+        signals = [one for one in every if one is not None]
+        for one in signals:
+            self.interrupted.hear(*one)
+        return max((seconds for _, seconds in signals), default=None)
 
     def _agreed(self) -> int:
-        """What all machines want of the next call: as many steps as the least of them, or none."""
-        heard = self.interrupted.told() if self.interrupted.is_set() else None
-        rows = self.stream.rows_at_hand if isinstance(self.stream, GraphStream) else 0
-        seen = self.stream.digest_at_hand() if self.apart and isinstance(self.stream, GraphStream) else []
-        every = self.peers.exchange("the next steps", [self._wanted(), heard, self.stopped, rows, seen])
-        if any(one[4] != seen for one in every):  # where steps do not tell of it themselves
-            raise other_batch([one[3] for one in every])
-        for signal in [one[1] for one in every if one[1] is not None]:
-            self.interrupted.hear(*signal)
+        """What all machines want of the next call: as many steps as the least of them, or none.
+
+        Nothing counts but what was exchanged, so that all decide alike: what comes to one machine meanwhile,
+        such as a signal, waits for the next time.
+        """
+        if isinstance(self.stream, GraphStream):
+            self.stream.check()  # or the others would wait for a machine that has only to say why it failed
+        own = [self._wanted(), self._heard(), self.stopped, self._at_hand()]
+        every = self.peers.exchange("the next steps", own)
+        waited = self._heard_of_all([one[1] for one in every])
         self.stopped = any(one[2] for one in every)
+        if self._ends_here(waited):
+            return 0
+        batches = [one[3] for one in every]
         if not self.peers.sharded:
+            check("fit()", unequal_batches(self.peers.names, batches))
             return min(one[0] for one in every)
-        self.rows_of_all = [one[3] for one in every]
+        self.rows_of_all = [rows for rows, *_ in batches]
         ended = [name for name, rows in zip(self.peers.names, self.rows_of_all, strict=True) if not rows]
         if ended and len(ended) < len(every):
             self.shown.say(f"the data of {', '.join(ended)} have ended; the other machines have some left")
         return 0 if ended else 1
 
+    def _at_hand(self) -> list[int]:
+        """The batch that comes next: its rows, its kind, and where steps do not tell of it its digest."""
+        if not isinstance(self.stream, GraphStream):
+            return [0, 0]
+        digest = self.stream.digest_at_hand() if self.apart else []
+        return [self.stream.rows_at_hand, self.stream.kind_at_hand(), *digest]
+
     def _taken(self, wanted: int) -> Chunk | None:
         with self.peers.stepping(self.seconds_per_step):
             chunk = self.stream.take(wanted)
+        if self.peers.several and not self._failed:
+            early = self._early(chunk, wanted)
+            self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
+        if isinstance(self.stream, GraphStream):
+            self.stream.next_pass()
         if self.peers.sharded and chunk is not None:
             chunk = replace(chunk, examples=sum(self.rows_of_all))
-        if self.apart and self.peers.several and chunk is not None:
+        if self.apart and self.peers.several and chunk is not None and not self._failed:
             chunk = self._of_all(chunk)
-        if self.peers.several:
-            early = "has come to the end of its data" if chunk is None else None
-            if chunk is not None and chunk.steps < wanted:
-                early = f"made {chunk.steps} of {wanted} steps, and then came to another size of batch"
-            self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
         return chunk
+
+    @property
+    def _failed(self) -> bool:
+        """Whether a step or the data have failed on this machine, and maybe on no other."""
+        return isinstance(self.stream, GraphStream) and self.stream.failed
+
+    def _early(self, chunk: Chunk | None, wanted: int) -> str | None:
+        """Why there are fewer steps than asked for, if there are."""
+        if chunk is None:
+            return "has come to the end of its data"
+        if chunk.steps == wanted:
+            return None
+        at_end = isinstance(self.stream, GraphStream) and not self.stream.rows_at_hand
+        then = "the end of its data" if at_end else "another size of batch"
+        return f"made {chunk.steps} of {wanted} steps, and then came to {then}"
 
     def _of_all(self, chunk: Chunk) -> Chunk:
         """What the machines tell of the same steps, each of its own rows: averaged by how many they are."""
         every = self.peers.exchange("losses", [chunk.losses, chunk.metrics, chunk.replicas])
+        check("fit()", unequal_steps(self.peers.names, [len(one[0]) for one in every]))
         weights = self.peers.rows(chunk.examples // chunk.steps)
         names = list(chunk.metrics)
         losses = np.average([one[0] for one in every], axis=0, weights=weights)
@@ -174,6 +231,7 @@ class Fitting:
     def _add(self, chunk: Chunk) -> Record:
         self.history.losses += chunk.losses
         self.history.seconds += chunk.seconds
+        self.history.waited += chunk.waited
         self.history.examples += chunk.examples
         self.latest = self.counts.add(
             chunk.steps, chunk.examples, chunk.losses[-1], chunk.metrics, chunk.skipped, chunk.ages
@@ -183,7 +241,7 @@ class Fitting:
     def _closed(self) -> History:
         """The history, with the last step in it."""
         history = self.history
-        if not history.losses and history.resumed is None and not self.interrupted.is_set():
+        if not history.losses and history.resumed is None and not self.interrupted.ends:
             raise InvalidArgument(
                 "fit()", [Problem("data", "a dataset", "gave no batch", "Pass at least one batch")]
             )

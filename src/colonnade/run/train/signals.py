@@ -13,16 +13,23 @@ class Interruption(threading.Event):
 
     by: int | None = None
     at = 0.0
+    known = True  # whether all machines that train together know of it: only then it ends the fit
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends the fit."""
+        return self.is_set() and self.known
 
     def told(self) -> tuple[int | None, float]:
         """For other machines: which signal it was, and how long ago."""
         return self.by, self.seconds
 
     def hear(self, by: int | None, seconds: float) -> None:
-        """Another machine was told to end, so many seconds ago: the first signal of all counts."""
+        """All machines know that one was told to end, so many seconds ago: the first signal of all counts."""
         at = time.monotonic() - seconds
         if not self.is_set() or at < self.at:
             self.by, self.at = by, at
+        self.known = True
         self.set()
 
     @property
@@ -33,7 +40,10 @@ class Interruption(threading.Event):
 
 @contextlib.contextmanager
 def interruptible(*, preemption: bool) -> Iterator[Interruption]:
-    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM sets it too."""
+    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM sets it too.
+
+    A signal of which other machines were not told, because the fit was at its end, counts as one after it.
+    """
     event = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -54,3 +64,5 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
         for number, handler in before.items():
             if handler is not None:  # else it was not set by Python, which cannot set it again
                 signal.signal(number, handler)
+    if event.is_set() and not event.known and event.by is not None:
+        signal.raise_signal(event.by)

@@ -18,14 +18,15 @@ from colonnade.run.batch.split import Arguments, parameter_names
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.no_saver import NoSaver
 from colonnade.run.checkpoint.saver import Saver
-from colonnade.run.data.feed import feed, is_generator
+from colonnade.run.data.feed import feed
 from colonnade.run.data.fit_data import FitData
-from colonnade.run.engine.compilation import Compilation
+from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
+from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
 from colonnade.run.pipeline.pipeline import Pipeline
@@ -38,9 +39,11 @@ from colonnade.run.record.run_log import RunLog
 from colonnade.run.step.evaluation import Evaluation, averaged
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.sync.machine_joins import MachineJoins
-from colonnade.run.train import by_plan, checks, forecast
+from colonnade.run.sync.same_training import same_kind
+from colonnade.run.train import by_plan, checks
 from colonnade.run.train.counts import Counts
-from colonnade.run.train.fitting import Fitting
+from colonnade.run.train.fitting import Fitting, ends_fit
+from colonnade.run.train.forecast import Forecast, unforeseen
 from colonnade.run.train.profiled import timeline_of, warm_and_profiled
 from colonnade.run.train.signals import interruptible
 from colonnade.run.variables.partitioned import Partitioned
@@ -67,7 +70,8 @@ class Trainer:
         compile: whether XLA compiles what a replica computes; `auto` tries both ways on the first steps
             and keeps the faster one. `history.compiled` says what became of it.
         plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
-            what it predicts (`history.predicted`). Stages need `devices=cn.Pipeline(model, plan=plan)`.
+            what it predicts; without one, with what the first batch tells (`history.predicted`). Stages need
+            `devices=cn.Pipeline(model, plan=plan)`.
 
     Example:
         >>> import colonnade as cn, keras, tensorflow as tf
@@ -95,7 +99,6 @@ class Trainer:
         compile: bool | str = False,
         plan: Plan | None = None,
     ) -> None:
-        self._plan = plan
         against_plan = [] if plan is None else list(by_plan.problems(plan, devices, sync, variables))
         if plan is not None and not against_plan:
             settled = by_plan.settled(plan, devices)
@@ -124,10 +127,8 @@ class Trainer:
         self._loss, self._names = loss, parameter_names(loss)
         self._estimate: Memory | None = None  # the last that was asked for
         self._name = getattr(loss, "__name__", type(loss).__name__)
-        self._pipelined = pipeline is not None
         self._flagged = "training" in inspect.signature(loss).parameters
         self.optimizer, self._built_before = optimizer, optimizer.built
-        mode = home(sync, variables, self.devices)
         self._pipeline = pipeline
         self._sync = "Pipeline" if pipeline is not None else called(sync)
         self._how = {"sync": type(sync).__name__, "variables": mode}
@@ -146,10 +147,13 @@ class Trainer:
             if isinstance(self._engine, Lockstep) and self._engine.peers.sharded:
                 self._peers = self._engine.peers
             self._evaluation = Evaluation(loss, self.devices)
+        self._measured = self._engine.shares if isinstance(self._engine, Lockstep) else None
         self._loop = self._engine.loop(
             lambda outcome, _: (outcome.loss, outcome.metrics, outcome.skipped, outcome.ages)
         )
         self._counts = Counts(self._loop)
+        layout = partial(by_plan.plan_of, self.devices, sync, mode)
+        self._forecast = Forecast(plan, layout, unforeseen(pipeline, self._peers, self._compilation))
 
     @property
     def step(self) -> int:
@@ -187,13 +191,10 @@ class Trainer:
     def shares(self) -> dict[str, float]:
         """The part of a batch that each device gets; only `cn.Synchronous(shares="measured")` changes it."""
         devices = self._engine.devices
-        even = [1.0] * len(devices)
-        speeds = self._engine.shares.speeds if isinstance(self._engine, Lockstep) else even
-        return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=True)}
-
-    def _changing(self) -> Callable[[], dict[str, float]] | None:
-        """Tells the shares of the devices, where they are measured."""
-        return self.shares if isinstance(self._engine, Lockstep) and self._engine.shares.timed else None
+        shared = self._peers.several and not self._peers.sharded  # a batch is for all machines
+        even = [1.0] * (self._peers.total if shared else len(devices))
+        speeds = even if self._measured is None else self._measured.speeds
+        return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=False)}
 
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
@@ -215,14 +216,15 @@ class Trainer:
         """What a log says of this training."""
         how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
         how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
-        plan = self._plan.predicted if self._plan is not None else None
-        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, plan)
+        predicted = self._forecast.prediction
+        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, predicted)
         return {**told, "machines": {"names": self._peers.names, "rank": self._peers.rank}}
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
         with tf.device(HOST):  # or arrays would go to the first card, and back
             arguments = Arguments(batch, self._mode(training=True), self._names)
+        same_kind(self._peers, arguments, "train_on_batch()")
         with self._state(), self._peers.stepping(0.0):
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
@@ -277,33 +279,32 @@ class Trainer:
             *of_prove(prove),
         ]
         check("fit()", amiss)
-        if steps is None and epochs is None:
-            epochs = 1
-        every = checkpoint.every if checkpoint is not None else None
-        arguments = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
-        self._peers.agree("fit()", {**arguments, "checkpoint every": every})
+        epochs = 1 if steps is None and epochs is None else epochs
+        said = {"steps": steps, "epochs": epochs, "log_every": log_every, "batch_size": batch_size}
+        self._peers.agree("fit()", {**said, "checkpoint every": checkpoint and checkpoint.every})
         logdir = self._peers.own_log(logdir)
         exact = checkpoint is not None and checkpoint.data == "exact"
-        keywords = self._mode(training=True)
-        batches = FitData.of(data, batch_size, epochs, self._names, keywords, exact=exact)
+        mine = self._names, self._mode(training=True)
+        batches = FitData.of(data, batch_size, epochs, *mine, exact=exact, watched=bool(callbacks))
         expected = batches.expected(steps)
         known = partial(self._facts, steps, epochs, log_every)
         progress = progress and self._peers.is_first
         devices = self._peers.every_device() if self._peers.several else self._engine.devices
+        changing = self.shares if self._measured is not None else None
         with (
             RunLog(logdir, known, partial(peaks, self.devices)) as log,
             self._peers.fitting(),
             self._state(),
             interruptible(preemption=checkpoint is not None) as interrupted,
-            Progress(expected, logdir, devices, show=progress, shares=self._changing()) as shown,
+            Progress(expected, logdir, devices, show=progress, shares=changing) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
             Profiling(profile, partial(timeline_of, self._engine, self._pipeline)) as profiling,
         ):
             self._compilation.say = shown.say
-            self._to_prove(Prover(prove, "fit()", shown.say))
-            log.predicted(by_plan.predicted(self._plan))
-            ends = partial(self._ends, callbacks)
+            log.predicted(by_plan.named_here(self._forecast.timeline))
+            self._to_examine(Prover(prove, "fit()", shown.say), expected, log)
+            ends = partial(ends_fit, self._engine, callbacks)
             fitting = Fitting(
                 self._counts,
                 stream,
@@ -318,17 +319,16 @@ class Trainer:
                 self._peers,
                 isinstance(self._engine, MachineJoins),
             )
-            history = fitting.run()
+            try:
+                history = fitting.run()
+            finally:
+                self._engine.examine = None  # of this fit: a later batch is none of its first
             if isinstance(self._engine, MachineJoins):
                 self._engine.join_now()
-        history.interrupted, history.stalled = interrupted.is_set(), saver.stalled
+        history.interrupted, history.stalled = interrupted.ends, saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
         history.compiled = self._compilation.verdict
-        if self._plan is not None:
-            again = None if is_generator(data) else batches.dataset
-            forecast.compare(
-                self._plan, history, self._engine, fitting.seconds_per_step, again, show=progress
-            )
+        self._forecast.compare(history, self._engine, fitting.seconds_per_step, show=progress)
         saver.ended(interrupted=history.interrupted)
         return history
 
@@ -347,15 +347,19 @@ class Trainer:
         """
         return warm_and_profiled(self.fit, data, steps, batch_size)
 
-    def _to_prove(self, prover: Prover) -> None:
-        """Rows of a pipeline are not looked at, nor are replicas that have batches of their own."""
-        engine = self._engine
+    def _to_examine(self, prover: Prover, steps: int | None, log: RunLog) -> None:
+        """Have the first batch proved, and timed for the forecast.
+
+        Rows of a pipeline are not proved, nor are replicas that have batches of their own.
+        """
+        engine, looks = self._engine, list[Callable[[Arguments], Any]]()
         several = self._peers.several or len(self.devices) > 1
-        if not isinstance(engine, Lockstep) or self._pipelined or not several:
-            return
-        engine.examine = None
-        if prover.wanted:
-            engine.examine = partial(prover.examine, engine, engine.traces.apart, self._name)
+        if isinstance(engine, Lockstep) and self._pipeline is None and several and prover.wanted:
+            looks.append(partial(prover.examine, engine, engine.traces.apart, self._name))
+        if self._forecast.is_open(len(self.devices), steps, proves=prover.wanted):
+            looks.append(partial(self._forecast.look, engine))
+            looks.append(lambda _: log.predicted(by_plan.named_here(self._forecast.timeline)))
+        engine.examine = (lambda batch: [look(batch) for look in looks]) if looks else None
 
     def _saver(self, checkpoint: Checkpoint | None, epochs: int | None) -> Saver | NoSaver:
         if checkpoint is None:
@@ -364,21 +368,14 @@ class Trainer:
         directory = Path(checkpoint.directory).expanduser().resolve()
         return Saver(checkpoint, self._engine, self._how, self._fits[directory], epochs, peers=self._peers)
 
-    def _ends(self, callbacks: Sequence[Callable[[Record], Any]], record: Record) -> bool:
-        """Whether a callback ends the fit; callbacks may look at variables, and assign to them."""
-        if not callbacks:
-            return False
-        self._engine.leave()
-        answers = [callback(record) for callback in callbacks]
-        self._engine.enter()
-        return True in answers
-
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> Record:
         """Mean loss and metrics over `data`; every example counts exactly once.
 
         Where the optimizer keeps averaged weights (`use_ema=True`), those are used.
         """
         dataset = feed(data, batch_size, "evaluate()")
+        if isinstance(self._engine, GraphEngine):
+            self._evaluation.read_from(self._engine.lends())
         with averaged(self.optimizer, self.parameters, built_before=self._built_before):
             loss, metrics, examples = self._evaluation.run(
                 dataset, self._names, self._mode(training=False), self._peers
@@ -397,7 +394,7 @@ class Trainer:
         self._engine.enter()
         try:
             yield
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.OpError as error:
             raise self._engine.explained(error) from None
         finally:
             self._engine.leave()

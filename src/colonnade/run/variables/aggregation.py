@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.errors import Problem
+from colonnade.run.move.seed_places import is_seed
 from colonnade.run.trace.captures import Capture
 from colonnade.run.trace.traced import Traced
 
@@ -60,6 +61,31 @@ def rule_of(variable: tf.Variable) -> str:
     return said or ("mean" if variable.dtype.is_floating or variable.dtype.is_complex else "first")
 
 
+def mean_by(counts: Sequence[int]) -> Mean:
+    """The mean over the first copies, by the sizes of their slices: so a mean over examples stays one."""
+    weights = weights_of(counts, counts)
+
+    def mean(copies: Sequence[tf.Variable]) -> Any:
+        values = [copy.read_value() for copy in copies[: len(counts)]]
+        return tf.add_n([weighed(v, w) for v, w in zip(values, weights, strict=True)]) / len(counts)
+
+    return mean
+
+
+def weights_of(some: Sequence[int], counts: Sequence[int]) -> list[float]:
+    """How much some slices count, by their sizes and those of all; the same for all would be 1.
+
+    >>> weights_of([3, 2], [3, 3, 2])
+    [1.125, 0.75]
+    """
+    return [count * len(counts) / sum(counts) for count in some]
+
+
+def weighed(value: Any, weight: float) -> Any:
+    """What counts 1 stays as it is."""
+    return value if weight == 1.0 else value * tf.constant(weight, value.dtype)
+
+
 def meaningless(traced: Traced, num_replicas: int) -> Iterator[Problem]:
     """Variables that the function changes, and whose word for the replicas' values has no meaning."""
     for capture in traced.captures if num_replicas > 1 else ():
@@ -85,8 +111,7 @@ def undone(assigned: Sequence[tf.Variable]) -> Iterator[Problem]:
 
 def is_random_state(capture: Capture) -> bool:
     """Whether this is the state of Keras's SeedGenerator, or of a tf.random.Generator."""
-    keras_seed = capture.variable.name.endswith("seed_generator_state:0")
-    return keras_seed or "RngReadAndSkip" in capture.used_by
+    return is_seed(capture.variable) or "RngReadAndSkip" in capture.used_by
 
 
 def another_stream(variable: tf.Variable, replica: int) -> Any:

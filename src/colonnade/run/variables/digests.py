@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from colonnade.run.trace.concrete import unconverted
 
-# So many elements at a time, so that what is computed on the way takes little memory.
+# So many elements of a device at a time, one piece after the other: what is computed on the way takes memory.
 PIECE = 2**22
 SEED = (20, 26)
 AS_WHOLE = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
@@ -37,8 +37,7 @@ class Digests:
         stacks = []
         for device, numbers in by_device.items():
             with tf.device(device):
-                values = [(self._variables[number].read_value(), number) for number in numbers]
-                stacks.append(tf.stack([_digest(value, number) for value, number in values]))
+                stacks.append(tf.stack(_digests([(self._variables[n].read_value(), n) for n in numbers])))
         with tf.device("/device:CPU:0"):
             order = [number for numbers in by_device.values() for number in numbers]
             return tf.gather(tf.concat(stacks, axis=0), np.argsort(order))
@@ -50,18 +49,28 @@ def can_digest(variable: tf.Variable) -> bool:
     return known and (variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_bool)
 
 
-def _digest(value: Any, number: int) -> Any:
-    flat = tf.reshape(value, [-1])
-    size = flat.shape[0]
-    total = tf.zeros([], tf.int64)
-    for start in range(0, size, PIECE):
-        piece = flat if size <= PIECE else flat[start : start + PIECE]
-        if value.dtype.is_floating:
-            # Last of all: cards slice and reshape whole numbers of 32 bits in the memory of the host.
-            piece = tf.bitcast(piece, AS_WHOLE[value.dtype.size])
-        piece = tf.cast(piece, tf.int64)
-        factors = tf.random.stateless_uniform(
-            piece.shape, (SEED[0] + number, SEED[1] + start), minval=None, maxval=None, dtype=tf.int64
-        )
-        total += tf.reduce_sum(piece * (2 * factors + 1))
-    return total
+def _digests(values: Sequence[tuple[Any, int]]) -> list[Any]:
+    """Of values on one device, each with the number of its variable."""
+    made, before = [], list[Any]()
+    for value, number in values:
+        flat, total = tf.reshape(value, [-1]), tf.zeros([], tf.int64)
+        for start in range(0, flat.shape[0], PIECE):
+            # TensorFlow would begin all pieces at once, and hold what each of them computes on the way.
+            with tf.control_dependencies(before):
+                total += _piece(flat, start, number)
+            before = [total]
+        made.append(total)
+    return made
+
+
+def _piece(flat: Any, start: int, number: int) -> Any:
+    """What some elements add to the digest of a variable."""
+    piece = tf.identity(flat) if flat.shape[0] <= PIECE else flat[start : start + PIECE]
+    if piece.dtype.is_floating:
+        # Last of all: cards slice and reshape whole numbers of 32 bits in the memory of the host.
+        piece = tf.bitcast(piece, AS_WHOLE[piece.dtype.size])
+    piece = tf.cast(piece, tf.int64)
+    factors = tf.random.stateless_uniform(
+        piece.shape, (SEED[0] + number, SEED[1] + start), minval=None, maxval=None, dtype=tf.int64
+    )
+    return tf.reduce_sum(piece * (2 * factors + 1))

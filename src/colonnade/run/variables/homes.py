@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
 from colonnade.run.move.num_bytes import num_bytes
+from colonnade.run.move.seed_places import seed_place
 from colonnade.run.trace.captures import Capture
 from colonnade.run.variables.aggregation import (
     Mean,
@@ -55,17 +56,17 @@ class Homes:
         self.parameters, self.slots = list(parameters), list(slots)
         self._trained = {parameter.ref() for parameter in parameters}
         self.states: dict[Any, ReplicatedState] = {}
-        # Where messages cost, averages are settled when somebody looks; whoever trains in lockstep says so.
-        self.late = LateStates(self.states, copy_of)
         self._digests: tuple[list[tf.Variable], Digests] | None = None
         self._left: Any = None  # the digests of the user's variables when he was last given them
-        self._trusted = True
+        self.trusted = True  # whether no step has failed, which may leave copies that differ
         self.assigned: dict[Any, tf.Variable] = {}  # by ref, what is trained and the function changes
         self._copies: list[Bindings] = [{} for _ in devices]  # per device: other variables, by ref
         self._aliases: list[Bindings] = [{} for _ in devices]
         self._stand_ins: list[Bindings] = [{} for _ in devices]  # per device: for what loops read, by ref
         for variable in [*parameters, *slots]:
             self._house(variable)
+        # Where messages cost, averages are settled when somebody looks; whoever trains in lockstep says so.
+        self.late = LateStates(self.states, copy_of)
 
     def _house(self, variable: tf.Variable) -> None:
         for replica, device in enumerate(self.devices):
@@ -161,7 +162,7 @@ class Homes:
         if variable.ref() not in own:
             if self._has_copy(replica, variable) and variable.ref() not in self._copies[replica]:
                 self._copies[replica][variable.ref()] = copy_of(variable, self.devices[replica])
-            source = self._copies[replica].get(variable.ref(), variable)
+            (source,) = self.own(replica, [variable])
             with tf.init_scope(), tf.device(source.device):
                 own[variable.ref()] = tf.identity(source.handle)
         return own[variable.ref()]
@@ -182,7 +183,10 @@ class Homes:
 
     def _state(self, capture: Capture) -> ReplicatedState:
         variable, random = capture.variable, is_random_state(capture)
-        copies = tuple(copy_of(variable, device) for device in self._state_devices(variable))
+        places = self._state_devices(variable)
+        if random:
+            places = [seed_place(device) for device in places]
+        copies = tuple(copy_of(variable, device) for device in places)
         several = self.total > len(self.devices) or len(copies) > 1
         summed = several and rule_of(variable) == "sum"
         if random:
@@ -201,9 +205,14 @@ class Homes:
         Where messages cost, only those that are not as he was last given them.
         """
         same = self._unchanged()
-        self._left, self._trusted = None, True
+        self._left, self.trusted = None, True
         self.refresh(but=same)
         self.restore_states(only=self.states.keys() - same)
+
+    def freshen(self) -> None:
+        """Between steps: copies take what the user has assigned, for others to read them."""
+        self.enter()
+        self._note()
 
     def _unchanged(self) -> frozenset[Any]:
         """The refs of the user's variables that he has not changed since he was last given them."""
@@ -222,7 +231,7 @@ class Homes:
 
     def distrust(self) -> None:
         """A step has failed: all copies take the user's values before the next one."""
-        self._trusted = False
+        self.trusted = False
 
     def refresh(self, but: frozenset[Any] = frozenset()) -> None:
         """Give all copies the values of the user's variables, except those of some, named by their refs."""
@@ -252,8 +261,12 @@ class Homes:
         for ref, copy in self._owned().items():
             ref.deref().assign(copy)
         self.late.settle()
+        self._note()
+
+    def _note(self) -> None:
+        """Look at the user's variables as he is given them, where messages cost."""
         self._left = None
-        if self._trusted and hardware.are_cards(self.devices) and len(self.devices) > 1:
+        if self.trusted and hardware.are_cards(self.devices) and len(self.devices) > 1:
             variables = self._digested()
             if self._digests is None or len(self._digests[0]) != len(variables):
                 self._digests = variables, Digests(variables)
@@ -331,31 +344,6 @@ class Homes:
                 targets = (*user, *(state.copied if shared else ()))
             ops += [variable.assign(value) for variable in targets]
         return ops
-
-
-def mean_by(counts: Sequence[int]) -> Mean:
-    """The mean over the first copies, by the sizes of their slices: so a mean over examples stays one."""
-    weights = weights_of(counts, counts)
-
-    def mean(copies: Sequence[tf.Variable]) -> Any:
-        values = [copy.read_value() for copy in copies[: len(counts)]]
-        return tf.add_n([weighed(v, w) for v, w in zip(values, weights, strict=True)]) / len(counts)
-
-    return mean
-
-
-def weights_of(some: Sequence[int], counts: Sequence[int]) -> list[float]:
-    """How much some slices count, by their sizes and those of all; the same for all would be 1.
-
-    >>> weights_of([3, 2], [3, 3, 2])
-    [1.125, 0.75]
-    """
-    return [count * len(counts) / sum(counts) for count in some]
-
-
-def weighed(value: Any, weight: float) -> Any:
-    """What counts 1 stays as it is."""
-    return value if weight == 1.0 else value * tf.constant(weight, value.dtype)
 
 
 def copy_of(variable: tf.Variable, device: str) -> tf.Variable:

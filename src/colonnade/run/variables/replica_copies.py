@@ -10,8 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from colonnade.hardware import devices as hardware
+from colonnade.run.move.reduce import bucket_for, order_for, reduce, spread
+from colonnade.run.move.seed_places import seed_place
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
+from colonnade.run.variables.digests import can_digest
 from colonnade.run.variables.homes import Bindings, copy_of
 from colonnade.run.variables.saved_state import named
 from colonnade.run.variables.slice_values import local_variables
@@ -22,6 +26,7 @@ class ReplicaCopies:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
+        self._on_cards = hardware.are_cards(devices)
         self._copies: list[dict[Any, tf.Variable]] = [{} for _ in devices]  # by ref
         self._aliases: list[dict[Any, Any]] = [{} for _ in devices]  # handles of what is only read
         self._random: dict[Any, None] = {}  # refs, in order: each replica has a stream of its own
@@ -42,8 +47,10 @@ class ReplicaCopies:
         if replica == 0:
             return variable
         if ref not in self._copies[replica]:
-            copy = self._copies[replica][ref] = copy_of(variable, self._devices[replica])
-            if is_random_state(capture):
+            device, random = self._devices[replica], is_random_state(capture)
+            copy = copy_of(variable, seed_place(device) if random else device)
+            self._copies[replica][ref] = copy
+            if random:
                 self._random[ref] = None
                 with tf.init_scope():
                     copy.assign(another_stream(variable, replica))
@@ -82,10 +89,24 @@ class ReplicaCopies:
 
     def begin(self) -> None:
         """All replicas set out from the variables; random streams go on."""
-        for copies in self._copies:
+        working = [i for i, copies in enumerate(self._copies) if i == 0 or copies]
+        refs = {ref: None for copies in self._copies for ref in copies if ref not in self._random}
+        numbers = [ref for ref in refs if can_digest(ref.deref())] if self._on_cards else []
+        sent = self._spread([ref.deref() for ref in numbers], working)
+        for copies, values in zip([self._copies[i] for i in working], sent, strict=True):
+            given = dict(zip(numbers, values, strict=True))
             for ref, copy in copies.items():
                 if ref not in self._random:
-                    copy.assign(ref.deref().read_value())
+                    copy.assign(given[ref] if ref in given else ref.deref().read_value())
+
+    def _spread(self, variables: Sequence[tf.Variable], working: Sequence[int]) -> list[list[Any]]:
+        """Their values for each of these replicas, in few messages."""
+        devices = [self._devices[i] for i in working]
+        if not variables or len(devices) == 1:
+            return [[] for _ in devices]
+        with tf.device(devices[0]):
+            values = [variable.read_value() for variable in variables]
+        return spread(values, devices, order_for(devices), bucket_bytes=bucket_for(devices))
 
     def before(self) -> dict[Any, Any]:
         """The values from which sums set out."""
@@ -99,7 +120,11 @@ class ReplicaCopies:
     def settle(self, shares: Sequence[float], before: dict[Any, Any]) -> list[Any]:
         """Ops that make one value of those that are of a slice; `shares` are the sizes of the slices."""
         ops = []
-        for variable in self.settled:
+        means = [v for v in self.settled if rule_of(v) == "mean"] if self._on_cards else []
+        for variable, value in zip(means, self._means(means, shares), strict=True):
+            ops.append(variable.assign(value))
+        done = {variable.ref() for variable in means}
+        for variable in [v for v in self.settled if v.ref() not in done]:
             ref, rule = variable.ref(), rule_of(variable)
             copies = [variable, *(self._copies[i][ref] for i in range(1, len(shares)))]
             values = [copy.read_value() for copy in copies]
@@ -109,3 +134,13 @@ class ReplicaCopies:
                 value = tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
             ops.append(variable.assign(value))
         return ops
+
+    def _means(self, variables: Sequence[tf.Variable], shares: Sequence[float]) -> list[Any]:
+        """Of what replicas on cards end with, by the sizes of their slices: in few messages."""
+        rows, devices = [], self._devices[: len(shares)]
+        for i, (share, device) in enumerate(zip(shares, devices, strict=True)):
+            own = [v if i == 0 else self._copies[i][v.ref()] for v in variables]
+            with tf.device(device):
+                rows.append([v.read_value() * tf.constant(share, v.dtype) for v in own])
+        order = order_for(devices) if len(devices) > 1 else ()
+        return reduce(rows, devices, order, bucket_bytes=bucket_for(devices)) if variables else []

@@ -35,7 +35,8 @@ def curve(run: Run, values: Sequence[float | None], name: str, colour: str, **lo
     steps, times = run.column("step"), elapsed(run)
     return {
         "type": "scattergl" if look.pop("many", False) else "scatter",
-        "mode": "lines" if len(chosen) > 1 else "markers",
+        "mode": "lines+markers" if _stand_alone([values[i] for i in chosen]) else "lines",
+        "marker": {"size": 5, "color": colour},
         "name": escape(name),
         "x": [rounded(steps[i]) for i in chosen],
         "times": [rounded(times[i]) for i in chosen],
@@ -44,6 +45,12 @@ def curve(run: Run, values: Sequence[float | None], name: str, colour: str, **lo
         "hovertemplate": f"%{{y:.5g}}<extra>{escape(name)}</extra>",
         **look,
     }
+
+
+def _stand_alone(values: Sequence[float | None]) -> bool:
+    """Whether a point has gaps on both sides, so that no line goes through it."""
+    known = [False, *(value is not None for value in values), False]
+    return any(known[i] and not known[i - 1] and not known[i + 1] for i in range(1, len(known) - 1))
 
 
 def elapsed(run: Run) -> list[float | None]:

@@ -266,7 +266,8 @@ _REASONS = (
 def _reasons(waited: Mapping[str, float]) -> dict[str, float]:
     """With all other devices as one reason."""
     known = {what: waited.get(what, 0.0) for what in _REASONS[1:]}
-    return {_REASONS[0]: sum(waited.values()) - sum(known.values()), **known}
+    devices = sum(amount for what, amount in waited.items() if what not in known)
+    return {_REASONS[0]: devices, **known}
 
 
 def _any(waits: Mapping[str, Mapping[str, float]], what: str, span: float) -> bool:
@@ -279,7 +280,7 @@ def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     devices = in_order({device for pair in links for device in pair})
     positions = {device: i for i, device in enumerate(devices)}
     words = {
-        (positions[source], positions[target]): (f"{size(amount)} a step", amount)
+        (positions[source], positions[target]): (size(amount), amount)
         for (source, target), amount in links.items()
         if source != target
     }
@@ -288,10 +289,10 @@ def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     if words:
         from markupsafe import Markup
 
-        picture = Markup(network(devices, words))
+        picture = Markup(network(devices, words, labelled=True))
     return {
         "network": picture,
-        "traffic": f"{size(total)} in all, as counted; hover over a link for its own.",
+        "traffic": f"{size(total)} in all, as counted.",
         "memory": _add(drawn, charts.memory(run)),
         "shares": _add(drawn, charts.shares(run)),
         "staleness": _add(drawn, charts.staleness(run)),

@@ -78,7 +78,9 @@ def figures(study: "optuna.Study") -> list[tuple[str, str]]:
         drawn["Importance of the parameters"] = draw.plot_param_importances(study)
     if any(trial.intermediate_values for trial in trials):
         drawn["Values on the way"] = draw.plot_intermediate_values(study)
-    options = {"include_plotlyjs": False, "full_html": False, "config": {"displaylogo": False}}
+    # Nothing of a page leaves it: without the button that sends a chart to Plotly's cloud.
+    config = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": ""}
+    options = {"include_plotlyjs": False, "full_html": False, "config": config}
     return [(title, to_html(figure, **options)) for title, figure in drawn.items()]
 
 

@@ -47,8 +47,9 @@
 
   function draw(element) {
     const chart = charts[element.dataset.chart];
-    const config = { responsive: true, displaylogo: false, scrollZoom: Boolean(chart.timeline),
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    // Nothing of a page leaves it: without the button that sends a chart to Plotly's cloud.
+    const config = { responsive: true, displaylogo: false, scrollZoom: Boolean(chart.timeline), showSendToCloud: false,
+      plotlyServerURL: "", displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
     const done = Plotly.newPlot(element, traces(chart), layout(chart), config);
     drawn.set(element, chart);
     return done;
@@ -104,6 +105,18 @@
       button.setAttribute("aria-pressed", String(log));
       charts[element.dataset.chart].layout = merged(charts[element.dataset.chart].layout, { yaxis: { type: log ? "log" : "linear" } });
       Plotly.relayout(element, { "yaxis.type": log ? "log" : "linear", "yaxis.autorange": true });
+    });
+  }
+
+  // Fingers have no wheel.
+  const spans = charts.map((chart) => (chart.timeline ? [...chart.layout.xaxis.range] : null));
+  for (const button of document.querySelectorAll("[data-zoom]")) {
+    button.addEventListener("click", () => {
+      const element = button.closest(".card").querySelector(".chart");
+      const [first, last] = spans[element.dataset.chart];
+      const [from, to] = element.layout.xaxis.range;
+      const middle = (from + to) / 2, half = ((to - from) / 2) * Number(button.dataset.zoom);
+      Plotly.relayout(element, { "xaxis.range": [Math.max(first, middle - half), Math.min(last, middle + half)] });
     });
   }
 

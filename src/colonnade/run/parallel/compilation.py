@@ -18,7 +18,7 @@ TURN_STEPS, TURN_SECONDS, TURNS = 20, 0.25, 3
 GAIN = 0.97
 
 
-def compile_problems(wanted: Any, *, synchronous: bool, pipelined: bool) -> Iterator[Problem]:
+def compile_problems(wanted: Any, *, synchronous: bool = True, pipelined: bool = False) -> Iterator[Problem]:
     """What is wrong with `compile=`, before anything is traced."""
     if not isinstance(wanted, bool) and wanted != "auto":
         yield Problem("compile", wanted, "must be False, True or 'auto'", "Leave it out")
@@ -41,6 +41,7 @@ class Compilation:
     ) -> None:
         self.wanted, self._where, self._argument = wanted, where, argument
         self.on = wanted is True
+        self.undecided = wanted == "auto"
         self._decided: str | None = None
         self.say: Callable[[str], None] = lambda text: None  # to whoever watches
         self._turns: dict[bool, list[float]] = {False: [], True: []}  # seconds per step of each turn
@@ -49,14 +50,10 @@ class Compilation:
         self._steps, self._seconds = 0, 0.0  # of the turn at hand
 
     @property
-    def undecided(self) -> bool:
-        return self.wanted == "auto" and self._decided is None
-
-    @property
     def verdict(self) -> str | None:
         """What became of it, and why; None where nobody asked."""
         if self.undecided:
-            return "not decided: the fit ended before both ways had their turns"
+            return "not decided: both ways have not had their turns"
         return "compiled by XLA, as asked for" if self.wanted is True else self._decided
 
     def refuse(self, amiss: Sequence[Problem]) -> None:
@@ -93,5 +90,5 @@ class Compilation:
         self._decide(faster, f"{what}: {compiled:.3g} ms per step compiled, {plain:.3g} as it is")
 
     def _decide(self, on: bool, verdict: str) -> None:
-        self.on, self._decided = on, verdict
+        self.on, self.undecided, self._decided = on, False, verdict
         self.say(verdict)

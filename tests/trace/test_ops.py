@@ -4,9 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from colonnade.run.trace.captures import nodes
+from colonnade.run.trace.ops import is_users, nodes, speaks
 from colonnade.run.trace.traced import trace
-from colonnade.run.trace.user_ops import is_users, speaks
 
 
 def prints_in_a_loop(x):
@@ -55,5 +54,7 @@ def test_what_libraries_assert_by_themselves_is_not(fn):
 
 def test_files_of_users_and_of_others():
     assert is_users(__file__)
+    assert all(map(is_users, ("<string>", "<stdin>", "<python-input-3>", "<ipython-input-1-ab>")))
+    assert not is_users("<frozen runpy>")
     assert not any(is_users(module.__file__) for module in (tf, keras, pytest))
     assert not is_users(is_users.__code__.co_filename)

@@ -1,4 +1,4 @@
-from colonnade.run.plan.devices_here import devices_here
+from colonnade.run.train.devices_here import devices_here
 
 
 def test_the_devices_of_this_process_share_its_cores():

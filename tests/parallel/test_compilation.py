@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import colonnade as cn
-from colonnade.run.engine import compilation
-from colonnade.run.engine.compilation import TURN_STEPS, TURNS, Compilation, compile_problems
+from colonnade.run.parallel import compilation
+from colonnade.run.parallel.compilation import TURN_STEPS, TURNS, Compilation, compile_problems
 
 
 def raced(plain, compiled, rows=8):
@@ -97,7 +97,7 @@ def trained(wanted, devices, variables="auto", epochs=2):
     return [*values, *(np.asarray(v) for v in optimizer.variables), history.losses], history
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("devices", "variables"), [(1, "auto"), (2, "shared"), (3, "mirrored"), (2, "partitioned")]
 )

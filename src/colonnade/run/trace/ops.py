@@ -1,5 +1,6 @@
-"""Which ops of a trace the user's own code made, and which a library did that it calls."""
+"""The ops of a trace: which the user's own code made, which of them speak, which draw seeded numbers."""
 
+import inspect
 import traceback
 from collections.abc import Iterator
 from itertools import chain
@@ -8,20 +9,43 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import nodes
-
 # Ops whose effect a person sees: a print, a summary, a failed assertion.
 SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
+# Code without a file that a person typed: `python -c`, a shell, a cell. Of others Python says <frozen ...>.
+TYPED = ("<string>", "<stdin>", "<python-input", "<ipython-input")
 # What TensorFlow puts around functions of its own.
 WRAPPERS = ("error_handler", "op_dispatch_handler", "wrapper", "wrapped", "new_func")
 _COLONNADE = str(Path(__file__).parent.parent.parent)
 _LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (tf, traceback) if module.__file__)
 
 
+def nodes(graph: Any) -> Iterator[Any]:
+    """All nodes of a graph and of the functions in its library."""
+    yield from graph.node
+    for function in graph.library.function:
+        yield from function.node_def
+
+
+def has_seed(node: Any, not_of: int | None = None) -> bool:
+    """Whether a node is a seeded legacy random op; with `not_of`, one of another graph's seed."""
+    seeded = "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
+    return bool(seeded) and node.attr["seed"].i != not_of
+
+
 def is_users(filename: str) -> bool:
     """Whether a file belongs to neither TensorFlow, Keras, AutoGraph, the standard library nor Colonnade."""
+    if filename.startswith(TYPED):
+        return True
     others = (_COLONNADE, "<", *_LIBRARIES)
     return not (filename.startswith(others) or "site-packages" in filename or "__autograph_" in filename)
+
+
+def calling_code() -> Any:
+    """The code that has called into Colonnade, be it the user's or Keras's; TensorFlow wraps functions."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((_COLONNADE, *_LIBRARIES[:1])):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
 
 
 def speaks(graph: Any) -> bool:

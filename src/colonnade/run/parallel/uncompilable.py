@@ -1,21 +1,23 @@
-"""What keeps XLA from compiling a loss with its gradient, told before a step is made."""
+"""What keeps XLA from compiling what a replica computes, told before it is run."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 from colonnade.errors import Problem
 from colonnade.run.batch.split import Arguments
-from colonnade.run.step.objective import Objective
+from colonnade.run.trace.traced import Traced
 
 WITHOUT = "Leave it out"
 
 
-def uncompilable(traces: Sequence[Objective], parts: Sequence[Arguments], *, timed: bool) -> list[Problem]:
+def uncompilable(
+    traces: Sequence[Traced], parts: Sequence[Arguments], *, timed: bool = False
+) -> list[Problem]:
     """What stands in the way of compiling these traces of slices, called with slices like these."""
     return list(_otherwise(traces, timed=timed)) or list(_refused(traces, parts))
 
 
-def _otherwise(traces: Sequence[Objective], *, timed: bool) -> Iterator[Problem]:
+def _otherwise(traces: Sequence[Traced], *, timed: bool) -> Iterator[Problem]:
     """What XLA would do in another way, or not at all, without a word."""
     if timed:
         rule = 'shares="measured" reads the clock inside a replica, which XLA cannot'
@@ -31,7 +33,7 @@ def _otherwise(traces: Sequence[Objective], *, timed: bool) -> Iterator[Problem]
         yield Problem("compile", True, rule, "Use tf.random.stateless_uniform, or leave it out")
 
 
-def _refused(traces: Sequence[Objective], parts: Sequence[Arguments]) -> Iterator[Problem]:
+def _refused(traces: Sequence[Traced], parts: Sequence[Arguments]) -> Iterator[Problem]:
     """What XLA itself says; replicas share traces, and slices of one size are compiled once."""
     for traced, part in {
         id(traced): (traced, part) for traced, part in zip(traces, parts, strict=True)
@@ -42,7 +44,7 @@ def _refused(traces: Sequence[Objective], parts: Sequence[Arguments]) -> Iterato
             return
 
 
-def _rule(traced: Objective, said: str) -> str:
+def _rule(traced: Traced, said: str) -> str:
     """What XLA said, in a line: the ops that it does not know, and the user's line of the first one."""
     ops = list(dict.fromkeys(re.findall(r"\b([A-Z]\w+) \((?:No registered|[^)]*not supported)", said)))
     nodes = re.findall(r"\{\{node ([^}]+)\}\}|node `([^`]+)`", said)

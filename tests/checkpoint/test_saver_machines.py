@@ -1,0 +1,74 @@
+"""A saver on one of several machines, the others of which are made up; real ones are in `machines/`."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import colonnade as cn
+from colonnade.run.checkpoint import lock
+from colonnade.run.checkpoint.lock import LOCK, owned
+from colonnade.run.checkpoint.saver import Saver
+from colonnade.run.engine.history import Record
+from colonnade.run.machines.peers import Peers
+
+
+class Others:
+    """A meeting in which the other machine says what a test wants, by topic."""
+
+    def __init__(self, rank, **said):
+        self.rank, self.said, self.agreed = rank, said, {}
+
+    def exchange(self, topic, value):
+        other = self.said.get(topic.replace(" ", "_"), value)
+        return [value, other] if self.rank == 0 else [other, value]
+
+    def agree(self, where, facts, fix):
+        self.agreed |= facts
+
+
+def saver_of(folder, others, engine=None):
+    peers = Peers(others.rank, (("a:0",), ("b:0",)), ("a", "b"), others, generation=0)
+    return Saver(cn.Checkpoint(folder, every=2), engine, {}, [], 1, peers=peers)
+
+
+def test_a_directory_that_is_not_that_of_the_first_machine_is_noticed_at_the_first_start(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    with owned(shared, 0) as first:
+        for folder, found in ((shared, "shared"), (own, "not the same")):
+            others = Others(1, the_saved_step_to_go_on_from=[None, first.token])
+            with saver_of(folder, others):
+                assert others.agreed == {"directory": found}
+    assert not (own / LOCK).exists()  # who does not write does not look like an owner
+
+
+class Nothing:
+    """An engine without a variable."""
+
+    num_replicas = 1
+
+    def state(self):
+        return SimpleNamespace(snapshot=dict, common={}, own={}, random=frozenset())
+
+    def prepare(self, batch):
+        raise AssertionError("not all machines have a batch")
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_fit_that_a_callback_of_another_machine_ended_is_saved_as_ended(tmp_path, elsewhere):
+    with saver_of(tmp_path, Others(0, whether_the_fit_was_ended=elsewhere), Nothing()) as saver:
+        saver._batches = SimpleNamespace(position=lambda taken: {}, begun=1, spec="x", cardinality=1)
+        written = []
+        saver._writer = SimpleNamespace(wait=lambda: None, begin=written.append)
+        saver._save(Record(0.5, {}, 2, 8), stopped=False)
+    assert [one.described().stopped for one in written] == [elsewhere]
+
+
+def test_nothing_is_prepared_where_a_machine_has_no_data(tmp_path):
+    """The others would wait for it where it never comes; the fit says whose data are at their end."""
+    with saver_of(tmp_path, Others(0, the_first_batch=False), Nothing()) as saver:
+        saver._batches = SimpleNamespace(like=lambda: "a batch")
+        assert saver.start(0) is None

@@ -1,0 +1,94 @@
+"""Metrics that layers and losses update while a slice is traced, as Keras has them."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import colonnade as cn
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 3)).astype("float32"), RNG.normal(size=(20, 1)).astype("float32")
+FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+class Watched(keras.layers.Layer):
+    """Has metrics of what goes through it, in training or without; and counts how often it is called."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.when = when
+        self.seen, self.calls = keras.metrics.Mean(name="seen"), keras.metrics.Sum(name="calls")
+
+    def call(self, x, training=False):
+        if training == self.when:
+            self.seen.update_state(x)
+            self.calls.update_state(1)
+        return x
+
+
+@pytest.mark.parametrize("when", [True, False])
+def test_a_look_without_training_leaves_the_metrics_of_the_training_alone(when):
+    """Behind dropout, for which the first batch is looked at in another way too."""
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 4})):
+        keras.utils.set_random_seed(0)
+        inner = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        made = keras.Sequential([keras.Input([3]), Watched(when), *inner])
+        made.compile("sgd", "mse")
+        both.append(fit(made, X, Y, **FIT, **more).history)
+    names = {"loss", "seen", "calls"}
+    assert both[0].keys() == both[1].keys() == names
+    for name in ("seen", "calls"):
+        np.testing.assert_allclose(both[1][name], both[0][name], rtol=1e-5, err_msg=name)
+    assert both[0]["calls"] == [3.0 if when else 0.0]
+
+
+class ByStructure(keras.Sequential):
+    """A mean without weights, and with weights a sum: no structure of a batch tells of another."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if sample_weight is None:
+            return ops.mean((y - y_pred) ** 2)
+        return ops.sum(sample_weight[:, None] * (y - y_pred) ** 2)
+
+
+def test_every_structure_of_a_batch_is_looked_at():
+    weight, both = RNG.uniform(size=8).astype("float32"), []
+    for on_batch, more in ((keras.Model.train_on_batch, {}), (cn.train_on_batch, {"devices": 2})):
+        keras.utils.set_random_seed(0)
+        made = ByStructure([keras.Input([3]), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.Adam(0.01))
+        losses = [on_batch(made, X[:8], Y[:8], w, **more) for w in (None, weight, None, weight)]
+        both.append([*losses, *(value.ravel() for value in made.get_weights())])
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+class Heads(keras.Model):
+    """Another thing without training, as detectors have it, of which its loss is not made."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.answer = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        found = self.answer(self.norm(x, training=training))
+        return found if training else {"boxes": found, "scores": found}
+
+
+def test_a_model_that_gives_something_else_without_training_is_trained_and_it_is_said():
+    keras.utils.set_random_seed(0)
+    made = Heads()
+    made.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"not proved on the first batch: .*with training=False"):
+        history = cn.fit(made, X, Y, devices=2, **FIT).history
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_a_model_of_which_all_is_frozen_is_refused_by_name():
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)], name="frozen")
+    made.trainable = False
+    made.compile("sgd", "mse")
+    with pytest.raises(cn.InvalidArgument, match=r"model='frozen': has no trainable weights.*cn.evaluate"):
+        cn.fit(made, X, Y, devices=2, **FIT)
