@@ -31,7 +31,7 @@ def measured(name: str, devices: int) -> dict[str, Any]:
     from models import MODELS as BUILDERS
 
     import colonnade as cn
-    from colonnade.run.engine import compilation
+    from colonnade.run.parallel import compilation
 
     compilation.TURNS, compilation.TURN_SECONDS, compilation.TURN_STEPS = TURNS, SECONDS, 10**9
     cn.setup(virtual=devices)

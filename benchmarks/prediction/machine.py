@@ -48,30 +48,34 @@ def predictions(models: list[str], seconds: float) -> list[Row]:
     return rows
 
 
-def advice(count: int, seconds: float) -> None:
-    """Of so many random models, how often the chosen layout is nearly the best that was measured."""
+def advice(seeds: range, seconds: float) -> None:
+    """Of random models, how often the chosen layout is nearly the best that was measured."""
     good = 0
-    for seed in range(count):
+    for seed in seeds:
         said = asked("advice", seed, seconds)
         chosen, steps = said.pop("chosen"), {case: step for case, (step, _) in said.items()}
         best = min(steps, key=lambda case: steps[case])
         within = steps[chosen] <= GOOD * steps[best]
         good += within
-        listed = ", ".join(f"{case} {1e3 * step:.3g} ms" for case, step in steps.items())
-        print(f"model {seed}: chosen {chosen}, best {best}{'' if within else ' (NOT WITHIN 5%)'}: {listed}")
-    print(f"\n{good} of {count} choices are within 5% of the best")
+        listed = ", ".join(
+            f"{case} {1e3 * took:.3g} ms, predicted {1e3 * told:.3g}" for case, (took, told) in said.items()
+        )
+        verdict = "" if within else f" ({steps[chosen] / steps[best]:.2f} times as long: NOT WITHIN 5%)"
+        print(f"model {seed}: chosen {chosen}, best {best}{verdict}: {listed}", flush=True)
+    print(f"\n{good} of {len(seeds)} choices are within 5% of the best")
 
 
 def main(
     models: Annotated[list[str] | None, typer.Option(help="Which; all by default.")] = None,
     seconds: Annotated[float, typer.Option(help="How long each layout is timed.")] = 2.0,
     advice_for: Annotated[int, typer.Option("--advice", help="Try the advice for so many models.")] = 0,
+    first: Annotated[int, typer.Option(help="The first of these models, from 0 up.")] = 0,
 ) -> None:
     """Measure, predict, and say how far off it is."""
     load = psutil.getloadavg()[0]
     print(f"{psutil.cpu_count()} cores, load {load:.1f} at the start")
     if advice_for:
-        advice(advice_for, seconds)
+        advice(range(first, first + advice_for), seconds)
         return
     rows = predictions(list(models or MODELS), seconds)
     print(f"\n{markdown(rows)}\n")

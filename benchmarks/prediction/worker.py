@@ -1,7 +1,6 @@
 """One model, measured alone, then predicted and measured in layouts: python worker.py KIND MODEL SECONDS."""
 
 import json
-import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,14 @@ from colonnade.describe.plan import Plan  # noqa: E402
 from colonnade.reason.planning.planner import choose  # noqa: E402
 from colonnade.reason.simulator.runtime import ENGINE  # noqa: E402
 from colonnade.reason.simulator.simulate import simulate  # noqa: E402
-from colonnade.run.plan.devices_here import devices_here  # noqa: E402
+from colonnade.run.train.devices_here import devices_here  # noqa: E402
 
 sys.path.insert(0, str(BENCHMARKS / "throughput"))
 from models import MODELS  # noqa: E402
 from tasks import BATCH  # noqa: E402
 
 ROUNDS = 4
+SLOWER = 4  # times, by work
 
 
 def measured(trainer, batch, guess, seconds):
@@ -58,12 +58,31 @@ def replicas(name, seconds):
     return found
 
 
+def slowed(loss):
+    """The same loss, several times in turn on the second device: a loop, whose turns wait for each other.
+
+    A function that can raise is traced for each device, with the device's name in the scope.
+    """
+
+    def slow_on_one(x, y):
+        tf.debugging.assert_non_negative(y)
+        if "CPU_1" not in tf.get_current_name_scope():
+            return loss(x, y)
+
+        def turn(k, total):
+            return k + 1, total + loss(x * (1.0 + 1e-4 * tf.cast(k, x.dtype)), y) / SLOWER
+
+        start = tf.constant(0), tf.zeros([x.shape[0]])
+        return tf.while_loop(lambda k, _: k < SLOWER, turn, start, parallel_iterations=1)[1]
+
+    return slow_on_one
+
+
 def shares(name, seconds):
     """Two devices, of which the second has several times the work for an example."""
-    modes = runpy.run_path(str(BENCHMARKS / "modes" / "contender.py"))
     loss, batch = of_model(name)
     work, box = cn.workload(loss, keras.optimizers.Adam(1e-3), *batch, memory=False), devices_here()
-    loss, slower = modes["slowed"](loss), replace(ENGINE, slow=((1, float(modes["SLOWER"])),))
+    loss, slower = slowed(loss), replace(ENGINE, slow=((1, float(SLOWER)),))
     found = {}
     for how in ("even", "measured"):
         plan = Plan(batch=BATCH, data=2, variables="shared", shares=how)

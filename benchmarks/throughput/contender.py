@@ -20,6 +20,8 @@ from models import LARGE, MODELS, Model
 from tasks import BATCH, LEARNING_RATE, TASKS
 from turns import Turns, fastest, peak, tell
 
+from colonnade.hardware.cores import cores
+
 LATE = 0.7  # of a step, for the input
 TRIED = 2  # devices up to which XLA is tried: beyond that compiling takes minutes
 PLAIN, XLA = "no XLA", "XLA"
@@ -53,7 +55,7 @@ def colonnade(model: Model, num_devices: int, **options: Any) -> None:
     while compiled is not None and compiled.startswith("not decided"):
         compiled = trainer.fit(data, steps=10 * model.steps, **often).compiled
     setting = XLA if (compiled or "").startswith("compiled") else PLAIN
-    turns = Turns(model.steps, first=first, memory=memory, setting=f"oneDNN, {setting}")
+    turns = Turns(model.steps, first=first, memory=memory, setting=told(setting))
     if not turns.over:
         trainer.fit(data, steps=10**9, callbacks=[turns.tick], **often)
 
@@ -175,7 +177,10 @@ def session(model: Model, num_devices: int) -> None:
             with tf.control_dependencies([apply, *averages]):
                 value = tf.add_n(values)
         # Gradients of shared tables and of loops are wanted on two devices at once.
-        config = v1.ConfigProto(device_count={"CPU": num_devices}, allow_soft_placement=True)
+        inside = 1 if num_devices >= cores() else 0  # as `cn.setup` has it for the others
+        config = v1.ConfigProto(
+            device_count={"CPU": num_devices}, allow_soft_placement=True, intra_op_parallelism_threads=inside
+        )
         with v1.Session(graph=graph, config=config) as running:
             running.run(v1.global_variables_initializer())
             step = running.make_callable(value)
@@ -187,7 +192,7 @@ def session(model: Model, num_devices: int) -> None:
                     step()
 
             call()
-            Turns(model.steps, first=first, memory=peak(), setting="oneDNN, a step per call").take(call)
+            Turns(model.steps, first=first, memory=peak(), setting=told("a step per call", inside)).take(call)
 
 
 def added(column: Any) -> Any:
@@ -206,6 +211,12 @@ def single(model: Model, num_devices: int) -> None:
     made = built(model)
     ways = {PLAIN: looped(replica_step(*made)), XLA: looped(replica_step(*made, jit=True))}
     contend(ways, iter(data.prefetch(tf.data.AUTOTUNE)), model.steps, start)
+
+
+def told(way: str, inside: int | None = None) -> str:
+    """The setting of a contender; `inside` is how many threads an op has, 0 for one on every core."""
+    inside = tf.config.threading.get_intra_op_parallelism_threads() if inside is None else inside
+    return f"oneDNN, threads of an op: {inside or cores()}, {way}"
 
 
 def adam() -> Any:
@@ -273,7 +284,7 @@ def contend(ways: dict[str, Any], iterator: Any, steps: int, start: float) -> No
     memory = peak()
     calls = {name: lambda way=way: float(way(iterator, count)) for name, way in ways.items()}
     chosen = fastest(calls, REFUSED)
-    Turns(steps, first=first, memory=memory, setting=f"oneDNN, {chosen}").take(calls[chosen])
+    Turns(steps, first=first, memory=memory, setting=told(chosen)).take(calls[chosen])
 
 
 CONTENDERS = {

@@ -3,6 +3,7 @@
 main.py                                  about half an hour on two cores
 main.py --quick                          five minutes: four models, 2 devices, two short rounds
 main.py --models cnn --devices 2,32      these contests only
+main.py --who colonnade,mirrored         these contenders only
 main.py --write                          no contest: tables and picture from the results that are there
 
 What was measured goes to results.json beside this file, contest by contest; tables are made from all that is
@@ -52,12 +53,12 @@ UPDATES = ("asynchronous", "weight", "3")  # the contender of benchmarks/modes t
 PATIENCE = {2: 180.0, 8: 300.0, 32: 600.0}  # seconds, for a contender to be ready and for a turn
 
 
-def entries(model: str, devices: int, peers: set[str]) -> list[Entry]:
+def entries(model: str, devices: int, peers: set[str], who: list[str]) -> list[Entry]:
     """Who takes part in a contest."""
     found = []
-    for name, where in PARTS.items():
+    for name in who:
         peer = PROGRAMS.get(name)
-        if devices not in where or (peer and peer not in peers):
+        if devices not in PARTS[name] or (peer and peer not in peers):
             continue
         count = "1" if name in ONE_DEVICE else str(devices)
         python = PEERS[peer].python if peer else Path(sys.executable)
@@ -131,6 +132,7 @@ def main(
     ] = False,
     models: Annotated[str | None, typer.Option(help="Some of the models, with commas.")] = None,
     devices: Annotated[str | None, typer.Option(help="Some numbers of devices, with commas.")] = None,
+    who: Annotated[str | None, typer.Option(help="Some of the contenders, with commas.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; in each, every contender has a turn.")] = 5,
     memory: Annotated[
         bool, typer.Option("--memory", help="Also the memory of copies, and late input.")
@@ -152,8 +154,8 @@ def main(
             for model in chosen(models, QUICK if quick and not models else MODELS):
                 name = f"{model} {count}"
                 told = lambda line, name=name: console.log(f"{name}: {line}", highlight=False)  # noqa: E731
-                who = entries(model, count, peers)
-                held = play(who, repeats, seconds, PATIENCE[count], told)
+                taking_part = entries(model, count, peers, chosen(who, tuple(PARTS)))
+                held = play(taking_part, repeats, seconds, PATIENCE[count], told)
                 known.contests[name], known.settings[name], known.lost[name] = held
                 known.save(path)
         if rest and not quick:

@@ -23,6 +23,12 @@ def took_part(results: Results, devices: int) -> list[str]:
     return [name for name in NAMES if any(name in contest for contest in held)]
 
 
+def is_old(results: Results, devices: int) -> bool:
+    """Whether a contest of so many devices is from before all contenders had oneDNN."""
+    held = [results.settings.get(f"{model} {devices}", {}) for model in MODELS]
+    return any("oneDNN off" in chosen.values() for chosen in held)
+
+
 def figures(results: Results, devices: int, figure: str, digits: int) -> str:
     """A row per model, a column per contender."""
     names = took_part(results, devices)
@@ -89,7 +95,9 @@ def whole(results: Results) -> str:
 def short(results: Results) -> str:
     """For the README: times as many examples per second as MirroredStrategy, and as the others."""
     columns = {devices: results.speedups(devices, "mirrored") for devices in DEVICES}
-    by_devices = table(columns, {devices: f"{devices} devices" for devices in DEVICES}, digits=1)
+    old = [devices for devices in DEVICES if is_old(results, devices)]
+    heads = {n: f"{n} devices, oneDNN off" if n in old else f"{n} devices" for n in DEVICES}
+    by_devices = table(columns, heads, digits=1)
     others = [name for name in took_part(results, 2) if name not in ("colonnade", "mirrored")]
     rest = table({name: results.speedups(2, name) for name in others}, NAMES, digits=2)
     known = results.machine["versions"]
@@ -101,11 +109,12 @@ def short(results: Results) -> str:
         "  medians of the rounds; [the benchmark](benchmarks/throughput/README.md) has the setting of every",
         "  contender, the intervals, and the targets that fall short.",
     ]
-    if any("oneDNN off" in chosen.values() for chosen in results.settings.values()):
+    if old:
+        numbers = " and ".join(map(str, old))
         said += [
-            "- **[oneDNN](docs/tuning.md#onednn)** was off for all, as TensorFlow leaves it on CPUs without",
-            "  AVX-512 VNNI or similar instructions. Colonnade switches it on by now; that contest is",
-            "  still to be held.",
+            f"- **[oneDNN](docs/tuning.md#onednn)** was off for all with {numbers} devices, as TensorFlow",
+            "  leaves it on CPUs without AVX-512 VNNI or similar instructions. Colonnade switches it on by",
+            "  now; these contests are still to be held again.",
         ]
     return "\n\n".join(
         [
