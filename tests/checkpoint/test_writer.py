@@ -9,7 +9,7 @@ import tensorflow as tf
 import colonnade as cn
 from colonnade.run.checkpoint import writer as module
 from colonnade.run.checkpoint.directory import Archive
-from colonnade.run.checkpoint.lock import LOCK, owned
+from colonnade.run.checkpoint.lock import FENCE, LOCK, owned
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.tensor_files import read
 from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
@@ -99,3 +99,29 @@ def test_nothing_is_written_into_what_is_not_owned_any_more(writer, archive):
     with pytest.raises(cn.LostCheckpoint, match=r"\.lock in it was removed"):
         writer.wait()
     assert archive.last() is None
+
+
+@pytest.mark.parametrize("how", ["taken over", "removed"])
+def test_what_is_lost_right_after_a_step_was_written_is_told_at_the_next(writer, archive, monkeypatch, how):
+    """That step is on disk. Nothing is removed: what is old to one owner may be all that the next one has."""
+    for step in (1, 2):
+        begin(writer, step)
+        writer.wait()
+    commit = archive.commit
+
+    def lost_at_its_end(*arguments):
+        commit(*arguments)
+        if how == "removed":
+            archive.directory.rename(archive.directory.with_name("elsewhere"))
+        else:
+            (archive.directory / FENCE).write_text("another")
+
+    monkeypatch.setattr(archive, "commit", lost_at_its_end)
+    begin(writer, 3)
+    writer.wait()
+    where = Archive(archive.directory.with_name("elsewhere")) if how == "removed" else archive
+    assert [one.step for one in where.saved()] == [1, 2, 3]
+    begin(writer, 4)
+    with pytest.raises(cn.LostCheckpoint, match="step 4 could not be saved.*(took it over|removed or moved)"):
+        writer.wait()
+    assert where.last() == 3

@@ -70,7 +70,20 @@ class Writer:
         self._ownership.check(step)
         try:
             self._archive.commit(manifest, files)
-            self._archive.prune(self._keep)
         except (OSError, tf.errors.OpError):
             self._ownership.check(step)  # says more than what came of it
             raise
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove what is older than is kept, while the directory is still its owner's.
+
+        If it is not any more, what is old here may be all that another has. The step is on disk, so the next
+        one tells of the loss.
+        """
+        if self._ownership.lost is None:
+            try:
+                self._archive.prune(self._keep)
+            except OSError:
+                if self._ownership.lost is None:
+                    raise
