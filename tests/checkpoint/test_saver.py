@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from families import long
 from fresh import COMMAND, run
 from saves import X, Y, assert_same, batches, everything, linear, saved, steps_in
 
@@ -40,7 +39,8 @@ def noisy(variables, steps, folder=None):
     return history, everything(trainer)
 
 
-@pytest.mark.parametrize("variables", ["mirrored", *long("shared", "partitioned")])
+@pytest.mark.long
+@pytest.mark.parametrize("variables", ["mirrored", "shared", "partitioned"])
 def test_a_run_that_was_cut_off_ends_like_one_that_was_not(tmp_path, variables):
     whole, wanted = noisy(variables, 30)
     noisy(variables, 10, tmp_path)  # 10 is between two rounds of the shuffle, for the next batch is the last

@@ -83,7 +83,7 @@ CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
     ("mask at the output", 2),
     ("WGAN-GP", 2),
-    ("several outputs in a train_step", 4),
+    ("several outputs in a train_step", 2),
     ("a warmed-up sum", 2),
 ]
 

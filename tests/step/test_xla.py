@@ -65,6 +65,7 @@ def test_equal_to_updates_that_are_not_compiled(monkeypatch, compilations, name)
     [{"penalty": lambda: tf.constant(0.0)}, {"devices": ["CPU:1"], "variables": "partitioned"}],
     ids=["penalty", "partitioned"],
 )
+@pytest.mark.long
 def test_with_a_penalty_and_on_one_other_device(monkeypatch, compilations, options):
     plain = trained(monkeypatch, math.inf, OPTIMIZERS["momentum"](), **options)
     fast = trained(monkeypatch, 0, OPTIMIZERS["momentum"](), **options)

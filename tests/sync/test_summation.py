@@ -82,8 +82,9 @@ def assert_as_one_device(devices, way, home, **options):
 @pytest.mark.parametrize(
     ("way", "home"),
     [
-        *(("ring", "mirrored"), ("ring", "partitioned"), ("library", "mirrored")),
-        *long(("ring", "shared"), *(("tree", home) for home in ("mirrored", "shared", "partitioned"))),
+        *(("ring", "mirrored"), ("library", "mirrored")),
+        *long(("ring", "partitioned"), ("ring", "shared")),
+        *long(*(("tree", home) for home in ("mirrored", "shared", "partitioned"))),
     ],
 )
 def test_sums_of_dense_and_sparse_gradients(way, home):

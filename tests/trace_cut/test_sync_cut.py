@@ -45,7 +45,7 @@ def one_device():
 
 # 13 rows give slices of two sizes, and so two traces.
 @pytest.mark.parametrize("rows", [13])
-@pytest.mark.parametrize("variables", MODES)
+@pytest.mark.parametrize("variables", kept(MODES, "shared", "mirrored"))
 @pytest.mark.parametrize("devices", [3, *long(1, 2, 4)])
 def test_synchronised_equals_one_device(devices, variables, rows, one_device):
     found = trained(stacked, devices, variables=variables, rows=rows)
@@ -69,12 +69,14 @@ def test_other_models_equal_one_device(layers, devices, variables, one_device):
     assert_same(trained(layers, devices, variables=variables, rows=13), one_device(layers, 13))
 
 
+@pytest.mark.long
 def test_fewer_rows_than_devices():
     """Small steps, because statistics of three rows make a loss that magnifies every rounding."""
     one = trained(stacked, 1, synchronized=False, rows=3, optimizer=keras.optimizers.SGD(0.01))
     assert_same(trained(stacked, 4, rows=3, optimizer=keras.optimizers.SGD(0.01)), one)
 
 
+@pytest.mark.long
 def test_gradients_equal_those_of_one_device():
     """With SGD and a rate of 1 a step moves every parameter by its gradient."""
     moved = []
@@ -278,6 +280,7 @@ def test_a_skipped_step_leaves_no_trace_in_the_moving_averages(synchronized):
     assert difference(found[1], found[0]) == 0.0
 
 
+@pytest.mark.long
 def test_two_clones_learn_a_binary_problem():
     """16 examples of 4 numbers; loss below a fifth; the moving averages are the data's."""
     rng = np.random.default_rng(0)
@@ -339,6 +342,7 @@ def test_several_runs_are_equal_bit_for_bit():
     assert difference(first, second) == 0.0
 
 
+@pytest.mark.long
 def test_a_trace_without_synchronisation_is_not_cut(monkeypatch, one_device):
     """So local statistics are something else; on a single device there is nothing to synchronise."""
     cuts = []

@@ -112,7 +112,7 @@ MODES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_fit_has_a_prediction_and_trains_as_without_one(mode, monkeypatch):
     weights = []
