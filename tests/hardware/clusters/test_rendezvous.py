@@ -91,7 +91,8 @@ def test_two_programs_with_the_same_task_are_told():
     assert any("two programs have the same task" in word for word in words)
 
 
-def test_a_machine_that_died_meanwhile_comes_back():
+@pytest.mark.parametrize("order", [[1, 2], [2, 1]], ids=["at once", "behind the last one"])
+def test_a_machine_that_died_meanwhile_comes_back(order):
     """As where a scheduler starts one of the programs again while the others still wait."""
     machines = clusters(3)
     with ThreadPoolExecutor(3) as threads:
@@ -100,8 +101,11 @@ def test_a_machine_that_died_meanwhile_comes_back():
         link = MessageSocket(socket.create_connection(_place(machines[0]), 5.0))
         link.send({"rank": 1, "size": 3, "generation": 0, "cluster": machines[0].digest})
         link.close()
-        others = [threads.submit(gathered, machine, {}, 10.0) for machine in machines[1:]]
-        results = [one.result() for one in (first, *others)]
+        others = {}
+        for rank in order:
+            others[rank] = threads.submit(gathered, machines[rank], {}, 10.0)
+            time.sleep(0.2)  # until it is taken in
+        results = [one.result() for one in (first, others[1], others[2])]
     for links, everyone in results:
         OPEN.extend(links.values())
         assert [one["rank"] for one in everyone] == [0, 1, 2]

@@ -110,7 +110,10 @@ def _receive_all(
     links: dict[int, MessageSocket] = {}
     said = {0: mine}
     with _door(cluster, deadline) as door:
-        while len(said) < cluster.size and (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - time.monotonic()) > 0:
+            _leave_out_ended(links, said)
+            if len(said) == cluster.size:
+                break
             door.settimeout(left)
             try:
                 connection, _ = door.accept()
@@ -118,16 +121,14 @@ def _receive_all(
                 break
             link = MessageSocket(connection)
             came = link.receive_within(min(PATIENCE, left))
-            here = {rank: one for rank, one in said.items() if rank == 0 or not links[rank].ended}
-            wrong = "does not speak as Colonnade does" if came is None else _stranger(came, cluster, here)
+            _leave_out_ended(links, said)
+            wrong = "does not speak as Colonnade does" if came is None else _stranger(came, cluster, said)
             if came is None or wrong:
                 of_another = came is not None and came.get("cluster") != mine["cluster"]
                 with contextlib.suppress(OSError):
                     link.send({"refused": wrong, "again": of_another})
                 link.close()
                 continue
-            if came["rank"] in links:  # it died meanwhile, and was started again
-                links[came["rank"]].close()
             links[came["rank"]], said[came["rank"]] = link, came
     missing = [rank for rank in range(cluster.size) if rank not in said]
     words = _absent(cluster, missing, seconds) if missing else None
@@ -140,6 +141,13 @@ def _receive_all(
             link.close()
         raise MissedMeeting(WHERE, [_problem(cluster, missing, words)])
     return links, everyone
+
+
+def _leave_out_ended(links: dict[int, MessageSocket], said: dict[int, Said]) -> None:
+    """Who died while the others were waited for is not here, and may be started again."""
+    for rank in [rank for rank, link in links.items() if link.ended]:
+        links.pop(rank).close()
+        del said[rank]
 
 
 def _go_to_first(
