@@ -54,7 +54,7 @@ class Meeting:
         leave: Callable[[str, int], None] = end_process,
     ) -> None:
         self._cluster, self._links, self._leave = cluster, dict(links), leave
-        self.silence = OTHERWISE
+        self.silence, self.fitting = OTHERWISE, False  # who is silent for how long is lost; whether in a fit
         self._lock = threading.RLock()
         self._sending = {rank: threading.Lock() for rank in links}
         self._heard = dict.fromkeys(links, time.monotonic())

@@ -136,7 +136,7 @@ class KerasStep:
             self._engine.enter()
         self._apart = True
         try:
-            with self._peers.stepping(0.0):
+            with self._peers.stepping():
                 logs: dict[str, Any] = self._loop.once(arguments)
         except tf.errors.OpError as error:
             raise self._engine.explained(error) from None

@@ -165,13 +165,11 @@ class Peers:
         return [value] if self.meeting is None else self.meeting.exchange(topic, value)
 
     @contextmanager
-    def stepping(self, seconds_per_step: float) -> Iterator[None]:
-        """While steps are made that all machines make together: who is silent then is soon missed."""
+    def stepping(self) -> Iterator[None]:
+        """While steps are made that all machines make together."""
         if self.meeting is None:
             yield
             return
-        if seconds_per_step:
-            self.meeting.silence = max(IN_STEPS, 3 * seconds_per_step)
         try:
             yield
         except tf.errors.OpError as error:
@@ -185,16 +183,24 @@ class Peers:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Around a fit: after it, a machine may be busy with other things for longer."""
+        if self.meeting is None:
+            yield
+            return
+        self.meeting.fitting = True
         try:
             yield
         finally:
-            if self.meeting is not None:
-                self.meeting.silence = OTHERWISE
+            self.meeting.fitting, self.meeting.silence = False, OTHERWISE
 
     def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
-        """Around a call of steps: how far it is, and how long it may stand still, is told to all machines."""
+        """Around a call of steps: how far it is, and how long it may stand still, is told to all machines.
+
+        In a fit, who is silent is soon missed, once it is known how long steps take.
+        """
         if self.meeting is None:
             return nullcontext()
+        if self.meeting.fitting and pace.longest:
+            self.meeting.silence = max(IN_STEPS, 3 * pace.longest)
         return self.meeting.call(progress, FIRST_CALLS if self.apart else pace.patience)
 
     def back(self, seconds_per_step: float, early: str | None) -> None:

@@ -231,7 +231,7 @@ class MachineJoins(Lockstep):
     def _call(self, name: str, graph: Any) -> None:
         if name not in self._functions:
             self._functions[name] = concrete(graph)
-        with self.others.stepping(0.0), self.calling(lambda: (0, False), CallPace()):
+        with self.others.stepping(), self.calling(lambda: (0, False), CallPace()):
             self._functions[name]()
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:

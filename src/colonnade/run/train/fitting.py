@@ -164,7 +164,7 @@ class Fitting:
         return [self.stream.rows_at_hand, self.stream.kind_at_hand(), *digest]
 
     def _taken(self, wanted: int) -> Chunk | None:
-        with self.peers.stepping(self.seconds_per_step):
+        with self.peers.stepping():
             chunk = self.stream.take(wanted)
         if self.peers.several and not self._failed:
             early = self._early(chunk, wanted)

@@ -225,7 +225,7 @@ class Trainer:
         with tf.device(HOST):  # or arrays would go to the first card, and back
             arguments = Arguments(batch, self._mode(training=True), self._names)
         same_kind(self._peers, arguments, "train_on_batch()")
-        with self._state(), self._peers.stepping(0.0):
+        with self._state(), self._peers.stepping():
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
         record = self._counts.add(1, size, float(loss), metrics, skipped, ages)
