@@ -58,7 +58,7 @@ def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():
     with interruptible(preemption=False) as asked:
         asked.known = False
         signal.raise_signal(signal.SIGINT)
-        asked.hear(*asked.told())  # now all know
+        asked.hear([None, asked.told()])  # now all know
         assert asked.ends
 
 

@@ -69,11 +69,18 @@ class CallbackStates:
                 stacklevel=2,
             )
 
-    def set(self, saved: Sequence[Any], step: int) -> None:
-        """Put back what `get` gave in an earlier run; of several of a class, the first is the first."""
+    def set(self, saved: Sequence[Any], step: int, *, partly: bool = False) -> None:
+        """Put back what `get` gave in an earlier run; of several of a class, the first is the first.
+
+        Args:
+            saved: what it gave.
+            step: the saved step, for messages.
+            partly: whether some of them may be missing here.
+        """
         there = {kind: [c for c in self._callbacks if type(c).__name__ == kind] for kind, _ in saved}
         pairs = [(kind, there[kind].pop(0) if there[kind] else None, state) for kind, state in saved]
-        check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))
+        if not partly:
+            check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))
         for _, callback, state in pairs:
             if callback is not None and _speaks(callback):
                 callback.set_state(state)
