@@ -144,6 +144,7 @@ class SavedFit:
             self._metrics = [(variable, variable.numpy()) for variable in metrics]
         # Since then more epochs may be wanted.
         self._batches.next_pass()
+        self._talked = self._made, time.monotonic()
 
     def begin_epoch(self) -> None:
         """After the callbacks have begun an epoch, and Keras has begun its metrics anew."""
@@ -183,8 +184,9 @@ class SavedFit:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the data of this epoch are at their end."""
-        return self._batches.size == END or self._batches.begun != self._pass
+        """Whether the data of this epoch are at their end; not if they failed, which is to be told."""
+        ended = self._batches.size == END and not self._batches.failed
+        return ended or self._batches.begun != self._pass
 
     def after_batch(self, batch: int, logs: Any) -> None:
         """After all callbacks have heard of it."""
@@ -221,8 +223,9 @@ class SavedFit:
             return interruption.seconds if interruption.is_set() else None
         step, when = self._talked
         self._talked = self._made, time.monotonic()
-        per_step = (self._talked[1] - when) / max(self._made - step, 1)
-        wanted = max(int(SECONDS_BETWEEN_TALKS / max(per_step, 1e-6)), 1)
+        made = max(self._made - step, 1)
+        per_step = max((self._talked[1] - when) / made, 1e-6)
+        wanted = max(min(int(SECONDS_BETWEEN_TALKS / per_step), 2 * made), 1)  # it may become slower
         every = self._peers.exchange(topic, [interruption.told(), wanted])
         self._talks_at = self._made + min(steps for _, steps in every)
         return interruption.hear([told for told, _ in every])
