@@ -123,7 +123,8 @@ class KerasStep:
         if not self._examined:
             self._spec = without_optionals(getattr(iterator, "element_spec", None))
         # The last execution of an epoch may have fewer steps.
-        for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
+        batches = self._peers.fetched(iterator)
+        for batch in chain([next(batches)], islice(batches, self._model.steps_per_execution - 1)):
             logs = self.once(batch)
         return logs
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.hardware.clusters import joining
 from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE, Meeting
-from colonnade.hardware.clusters.whereabouts import Progress
+from colonnade.hardware.clusters.whereabouts import DATA, Progress
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import sizes
 from colonnade.run.machines.call_pace import FIRST_CALLS, CallPace
@@ -191,6 +191,27 @@ class Peers:
             yield
         finally:
             self.meeting.fitting, self.meeting.silence = False, OTHERWISE
+
+    def rest(self) -> None:
+        """Until the next step a machine may be busy with what holds Python up, such as writing files."""
+        if self.meeting is not None:
+            self.meeting.silence = OTHERWISE
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """While data are waited for outside of a call: the other machines know of it, and not for ever."""
+        if self.meeting is None:
+            return nullcontext()
+        return self.meeting.call(lambda: (0, True), DATA)
+
+    def fetched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches, each fetched so."""
+        end = object()
+        while True:
+            with self.fetching():
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
 
     def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
         """Around a call of steps: how far it is, and how long it may stand still, is told to all machines.

@@ -161,7 +161,8 @@ class Fitting:
             early = self._early(chunk, wanted)
             self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
         if isinstance(self.stream, GraphStream):
-            self.stream.next_pass()
+            with self.peers.fetching():
+                self.stream.next_pass()
         if self.peers.sharded and chunk is not None:
             chunk = replace(chunk, examples=sum(self.rows_of_all))
         if self.apart and self.peers.several and chunk is not None and not self._failed:
