@@ -196,6 +196,9 @@ class MachineJoins(Lockstep):
         self._joined_at = step
         self._call("join", self._joined)
 
+    def end_fit(self) -> None:
+        self.join_now()
+
     def enter(self) -> None:
         super().enter()
         if self._housed is not None and float(self._seen) == 0:

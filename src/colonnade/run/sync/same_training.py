@@ -132,12 +132,12 @@ def _same_batch(peers: Peers, own: Sequence[int], where: str) -> None:
     check(where, unequal_batches(peers.names, peers.exchange(f"a batch of {where}", own)))
 
 
-def same_values(peers: Peers, housed: Homes, where: str) -> None:
+def same_values(peers: Peers, housed: Homes, where: str, fix: str = SEED) -> None:
     """Raise, on every machine, if parameters, slots or states are not bit for bit the same on all."""
     random = {state.original.ref() for state in housed.states.values() if state.random}
     states = [s.original for s in housed.states.values() if s.original.ref() not in random]
     variables = named([*housed.parameters, *housed.slots, *states])
-    compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where)
+    compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where, fix)
 
 
 def compared(peers: Peers, values: dict[str, Any], where: str, fix: str = SEED) -> None:

@@ -323,8 +323,8 @@ class Trainer:
                 history = fitting.run()
             finally:
                 self._engine.examine = None  # of this fit: a later batch is none of its first
-            if isinstance(self._engine, MachineJoins):
-                self._engine.join_now()
+            if isinstance(self._engine, Lockstep):
+                self._engine.end_fit()
         history.interrupted, history.stalled = interrupted.ends, saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
         history.compiled = self._compilation.verdict
