@@ -388,7 +388,8 @@ def spoilt(devices):
     options = {"log_every": 1, "callbacks": [spoil], "progress": False, "prove": False}
     checkpoint = cn.Checkpoint(folder, every=2)
     words = refusal(lambda: trainer.fit(rows(90), batch_size=30, checkpoint=checkpoint, **options))
-    return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step"))]
+    unsaved = refusal(lambda: trainer.fit(rows(60), batch_size=30, progress=False, prove=False))
+    return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step")), unsaved]
 
 
 def diloco_saved(devices):

@@ -5,6 +5,7 @@ grow over the few steps of a case to well below 1e-10. Float32 is held to 1e-5 f
 """
 
 import secrets
+from contextlib import contextmanager
 from pathlib import Path
 
 import machine_cases
@@ -14,6 +15,10 @@ import pytest
 from together import on_machines
 
 from colonnade.errors import RESUMABLE
+from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE
+from colonnade.hardware.clusters.whereabouts import DATA
+from colonnade.run.machines.call_pace import CallPace
+from colonnade.run.machines.peers import Peers
 
 TOLERANCE = {"scaled": 1e-5, "keras_fit": 1e-5, "keras_gathered": 1e-5}
 # What machines send each other has 8 bits of a fraction, or is off by half a 127th of its block's largest.
@@ -142,10 +147,57 @@ def test_batches_that_part_at_the_border_of_a_call_are_told(two_by_two):
 
 def test_a_spoilt_machine_is_named_and_nothing_is_saved(two_by_two):
     for machine in two_by_two:
-        words, steps = machine["spoilt"]
+        words, steps, unsaved = machine["spoilt"]
         assert "the checkpoint of step 2" in words
         assert "has other values on m1 than on the other machines" in words
         assert steps == []
+        assert "the end of the fit" in unsaved
+        assert "has other values on m1 than on the other machines" in unsaved
+
+
+class FakeMeeting:
+    """Notes the calls that it is told of."""
+
+    def __init__(self):
+        self.silence, self.fitting, self.within = OTHERWISE, False, []
+
+    @contextmanager
+    def call(self, progress, patience):
+        self.within.append((progress(), patience))
+        yield
+        self.within.append("end")
+
+
+def test_others_know_that_a_batch_is_waited_for():
+    meeting = FakeMeeting()
+    peers = Peers(0, (("CPU:0",), ("CPU:0",)), ("m0", "m1"), meeting)
+    batches = peers.fetched(iter("ab"))
+    assert next(batches) == "a"
+    assert meeting.within == [((0, True), DATA), "end"]
+    assert list(batches) == ["b"]
+    assert len(meeting.within) == 2 * 3  # the end of the data is waited for too
+
+
+def test_a_silent_machine_is_missed_soon_in_a_fit_once_steps_are_known():
+    meeting, pace = FakeMeeting(), CallPace()
+    peers = Peers(0, (("CPU:0",), ("CPU:0",)), ("m0", "m1"), meeting)
+    for seconds in (9.0, 0.1):
+        pace.note(seconds)
+    with peers.calling(lambda: (0, False), pace):
+        assert meeting.silence == OTHERWISE  # a step by hand
+    with peers.fitting():
+        peers.calling(lambda: (0, False), CallPace())
+        assert meeting.silence == OTHERWISE
+        peers.calling(lambda: (0, False), pace)
+        assert meeting.silence == IN_STEPS
+        pace.note(4.0)
+        peers.calling(lambda: (0, False), pace)
+        assert meeting.silence == 12.0
+        peers.rest()
+        assert meeting.silence == OTHERWISE  # between epochs of Keras
+        peers.calling(lambda: (0, False), pace)
+        assert meeting.silence == 12.0
+    assert meeting.silence == OTHERWISE
 
 
 @pytest.mark.long

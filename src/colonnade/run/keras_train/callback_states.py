@@ -75,12 +75,14 @@ class CallbackStates:
         Args:
             saved: what it gave.
             step: the saved step, for messages.
-            partly: whether some of them may be missing here.
+            partly: whether some of them may be missing here. Of a class of which some are, all begin anew.
         """
+        if partly:
+            here, kinds = ([type(c).__name__ for c in self._callbacks], [kind for kind, _ in saved])
+            saved = [one for one in saved if here.count(one[0]) == kinds.count(one[0])]
         there = {kind: [c for c in self._callbacks if type(c).__name__ == kind] for kind, _ in saved}
         pairs = [(kind, there[kind].pop(0) if there[kind] else None, state) for kind, state in saved]
-        if not partly:
-            check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))
+        check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))
         for _, callback, state in pairs:
             if callback is not None and _speaks(callback):
                 callback.set_state(state)

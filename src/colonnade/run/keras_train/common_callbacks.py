@@ -93,6 +93,7 @@ class _Numbers(keras.callbacks.Callback):
     def _end_of_data(self) -> None:
         if not self._ended:
             same_end(self._peers, "fit()")
+            self._peers.rest()
         self._ended = True
 
     def _take(self, topic: str, logs: Any) -> dict[str, Any]:
