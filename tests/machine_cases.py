@@ -14,6 +14,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from machine_fits import is_last, keras_parted, keras_saved, keras_saved_whole, refusal
 
 import colonnade as cn
 
@@ -314,15 +315,6 @@ def diloco_int8(devices):
     return local(devices, cn.DiLoCo, 4, compress="int8")
 
 
-def refusal(do):
-    """The words of an error."""
-    try:
-        do()
-    except cn.InvalidArgument as error:
-        return str(error)
-    raise AssertionError("nothing was refused")
-
-
 def other_model(devices):
     """The last machine has a wider layer."""
     keras.utils.set_random_seed(1)
@@ -396,7 +388,8 @@ def spoilt(devices):
     options = {"log_every": 1, "callbacks": [spoil], "progress": False, "prove": False}
     checkpoint = cn.Checkpoint(folder, every=2)
     words = refusal(lambda: trainer.fit(rows(90), batch_size=30, checkpoint=checkpoint, **options))
-    return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step"))]
+    unsaved = refusal(lambda: trainer.fit(rows(60), batch_size=30, progress=False, prove=False))
+    return [words, sorted(p.name for p in folder.iterdir() if p.name.startswith("step")), unsaved]
 
 
 def diloco_saved(devices):
@@ -438,17 +431,10 @@ def refused_modes(devices):
         "elastic": refusal(lambda: train(sync=cn.Elastic(4, 0.1))),
         "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured"))),
         "auto": refusal(lambda: train(compile="auto")),
-        "saved": refusal(
-            lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), checkpoint=cn.Checkpoint("x"))
-        ),
         "whole batches": refusal(lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), per_device=True)),
         "pipeline": refusal(lambda: train(devices=pipeline)),
         "own step": refusal(lambda: cn.fit(own, np.ones((4, 5)), np.ones((4, 1)))),
     }
-
-
-def is_last():
-    return cn.machines().rank == cn.machines().size - 1
 
 
 def rows32(count):
@@ -469,6 +455,9 @@ WRONG = {
         refused_modes,
         uneven_shards,
         diloco_saved,
+        keras_saved,
+        keras_saved_whole,
+        keras_parted,
     )
 }
 CASES = {

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -92,6 +93,29 @@ def run(after=None, count=64, **options):
     say("parameters", repr([p.numpy().tolist() for p in made.parameters]))
 
 
+def fit(after=None):
+    """The same by `cn.fit`, without what replicas draw: it is to go on on any number of devices."""
+    keras.utils.set_random_seed(11)
+    keras.config.set_floatx("float64")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+
+    class Looks(keras.callbacks.Callback):
+        made = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.made += 1
+            if after is not None:
+                after(None, SimpleNamespace(step=self.made))
+
+    slower = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.5)
+    options = {"epochs": EPOCHS, "verbose": 0, "prove": False, "devices": DEVICES}
+    checkpoint = cn.Checkpoint(FOLDER, every=5)
+    history = cn.fit(model, data(64), callbacks=[slower, Looks()], checkpoint=checkpoint, **options)
+    say("history", repr(history.history))
+    say("parameters", repr([w.tolist() for w in model.get_weights()]))
+
+
 def at(step, do):
     def after(made, record):
         if LAST and record.step == step:
@@ -123,6 +147,13 @@ if WHAT == "train":
     run()
 elif WHAT == "killed":
     run(at(7, killed))
+elif WHAT == "fit":
+    fit()
+elif WHAT == "fit_killed":
+    fit(at(7, killed))
+elif WHAT == "fit_stopped":  # soon after it has made some steps
+    EPOCHS = 100_000
+    fit(at(7, hang_in_a_step))
 elif WHAT == "stopped":
     EPOCHS = 100_000
     run(at(7, hang_in_a_step), log_every=7)

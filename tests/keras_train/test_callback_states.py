@@ -52,6 +52,23 @@ def test_a_value_that_came_back_to_its_first_is_kept_too():
     assert again.left == 100
 
 
+class Other(Counting):
+    pass
+
+
+def test_one_of_several_machines_may_lack_some_and_takes_no_state_of_another():
+    saved_ones = Counting(1), Counting(2), Other(3)
+    states = begun(*saved_ones)
+    for left, callback in enumerate(saved_ones, 10):
+        callback.left = left
+    saved = through_a_checkpoint(states)
+    counting, other = Counting(2), Other(3)
+    begun(counting, other).set(saved, 9, partly=True)
+    assert (counting.left, other.left) == (0, 12)  # which of the two the first is, nobody knows
+    with pytest.raises(cn.InvalidArgument, match="is not among the callbacks now"):
+        begun(counting, other).set(saved, 9)
+
+
 def test_what_was_put_back_is_not_shared():
     first = Counting(1)
     states = begun(first)

@@ -190,6 +190,25 @@ def test_a_log_of_epochs_keeps_its_rows(tmp_path):
     assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1", "2", "3"]
 
 
+def test_data_that_fail_at_the_start_of_an_epoch_are_not_taken_for_their_end(tmp_path):
+    begun = []
+
+    def rows():
+        begun.append(1)
+        if len(begun) > 1:
+            raise ValueError("a file is broken")
+        yield from zip(X, Y, strict=True)
+
+    kinds = tf.TensorSpec([4]), tf.TensorSpec([], "int32")
+    data = tf.data.Dataset.from_generator(rows, output_signature=kinds).batch(10)
+    data = data.apply(tf.data.experimental.assert_cardinality(5))
+    tally = Tally()
+    tally.on_epoch_end = lambda epoch, logs: tally.heard.append("end")
+    with pytest.raises(tf.errors.OpError, match="a file is broken"):
+        fit(model(), tmp_path, x=data, y=None, epochs=3, data="skip", callbacks=[tally])
+    assert tally.heard == [("epoch", 0), 0, 1, 2, 3, 4, "end", ("epoch", 1)]
+
+
 class Forgetful(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()

@@ -1,6 +1,7 @@
 """Machines that are killed, hang or are told to end: the others notice and end, and nothing is lost."""
 
 import ast
+import shutil
 import signal
 
 import numpy as np
@@ -54,6 +55,35 @@ def alone(done):
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("SAID")]
     return {name: ast.literal_eval(value) for name, value in lines}
+
+
+@pytest.mark.long
+def test_a_keras_training_goes_on_after_a_kill_on_any_number_of_machines_and_devices(tmp_path):
+    first, last = run_on_machines("fit_killed", tmp_path / "cut", [1, 1])
+    assert (first.code, last.code) == (RESUMABLE, -9), first.err
+    assert first.when - told(last, "now") < 1.0
+    assert saved(tmp_path / "cut") == ["step-000000000005"]
+    shutil.copytree(tmp_path / "cut", tmp_path / "other")
+    program = [str(ROOT / "tests" / "machine_runs.py"), "fit"]
+    unbroken = alone(forked([*program, str(tmp_path / "whole"), "1"]))
+    ends = [alone(forked([*program, str(tmp_path / "cut"), "3"]))]
+    for one in run_on_machines("fit", tmp_path / "other", [2, 1]):
+        assert one.code == 0, one.err
+        ends.append({name: told(one, name) for name in unbroken})
+    for end in ends:
+        assert end["history"].keys() == unbroken["history"].keys()
+        for name, values in end["history"].items():
+            np.testing.assert_allclose(values, unbroken["history"][name], rtol=1e-10)
+        for value, other in zip(end["parameters"], unbroken["parameters"], strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.long
+def test_a_machine_that_hangs_in_a_keras_training_is_noticed_within_five_seconds(tmp_path):
+    first, last = run_on_machines("fit_stopped", tmp_path, [1, 1], patience=2)
+    assert (first.code, last.code) == (RESUMABLE, -9), first.err
+    assert first.when - told(last, "now") < 5.0 + 1.5  # a beat, and the look at beats
+    assert "m1 was not heard for" in first.err
 
 
 def test_data_that_end_sooner_on_one_machine_are_told(tmp_path):

@@ -7,7 +7,7 @@ import threading
 import pytest
 from lines import X, Y, linear
 
-from colonnade.run.train.signals import interruptible
+from colonnade.run.train.signals import Interruption, interruptible
 
 
 def test_ctrl_c_ends_the_fit_with_what_was_reached():
@@ -58,8 +58,20 @@ def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():
     with interruptible(preemption=False) as asked:
         asked.known = False
         signal.raise_signal(signal.SIGINT)
-        asked.hear(*asked.told())  # now all know
+        asked.hear([None, asked.told()])  # now all know
         assert asked.ends
+
+
+def test_of_the_signals_of_all_machines_the_first_counts():
+    asked = Interruption()
+    asked.known = False
+    assert asked.told() is None
+    assert asked.hear([None, None]) is None
+    assert not asked.ends
+    assert asked.hear([(signal.SIGTERM, 2.0), None, (signal.SIGINT, 5.0)]) == 5.0
+    assert asked.ends
+    assert asked.by == signal.SIGINT
+    assert 5.0 <= asked.seconds < 6.0
 
 
 def test_in_another_thread_no_signal_is_touched():

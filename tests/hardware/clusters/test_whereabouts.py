@@ -38,6 +38,10 @@ def exchange(calls=3, seconds=0.0):
         [at_data(seconds=500)] * 3,  # all do
         [exchange(seconds=500), exchange(seconds=500), python()],  # c evaluates, or saves
         [exchange(seconds=500)] * 2 + [at_data(seconds=50)],
+        # All have filled a shuffle, and c takes a little longer.
+        [in_step(seconds=6), in_step(seconds=6), at_data(seconds=DATA + 30)],
+        [exchange(seconds=30), exchange(seconds=30), at_data(seconds=DATA + 30)],
+        [python(4), python(4), at_data(seconds=DATA + 30)],
         [in_step(seconds=4), exchange(2, seconds=500), in_step()],
     ],
 )
@@ -51,6 +55,7 @@ def test_what_may_take_its_time(every):
         # Both reach a, and not each other.
         ([in_step(seconds=6)] * 3, "no machine ends its step", RESUMABLE),
         ([in_step(seconds=500), in_step(seconds=500), at_data(seconds=DATA + 1)], "data of c", RESUMABLE),
+        ([exchange(seconds=500)] * 2 + [at_data(seconds=DATA + 1)], "the data of c do not", RESUMABLE),
         ([exchange(), in_step(seconds=6), exchange()], "b hangs: a, c made the steps", RESUMABLE),
         ([in_step(4), in_step(3, seconds=6), in_step(4)], "b hangs: a, c made the steps", RESUMABLE),
         ([in_step(seconds=6), python(), in_step(seconds=6)], "a, c hangs: b made the steps", RESUMABLE),
@@ -89,7 +94,9 @@ def test_a_call_stands_still_from_its_last_step_on():
     reached[0] = (1, True)  # it waits for its data from now on
     assert here.look() == Doing(1, within=True, data=True, seconds=0.0, patience=DATA)
     clock.now += 100
-    assert here.look().in_time
+    assert here.look().waits_for_data
+    assert not here.look().is_late
+    assert not here.look().waits_for_others
     here.end_call()
     assert here.look() == Doing(1)
 

@@ -20,7 +20,7 @@ from typing import Any
 from colonnade.describe.clusters.cluster import Cluster
 from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.hardware.clusters.rendezvous import MessageSocket, Said
-from colonnade.hardware.clusters.whereabouts import Doing, Progress, Whereabouts, deadlock, told
+from colonnade.hardware.clusters.whereabouts import DATA, Doing, Progress, Whereabouts, deadlock, told
 
 BEAT = 0.5
 # Seconds without a beat after which a machine is lost: in a fit once steps are known, and at all other times,
@@ -54,7 +54,7 @@ class Meeting:
         leave: Callable[[str, int], None] = end_process,
     ) -> None:
         self._cluster, self._links, self._leave = cluster, dict(links), leave
-        self.silence = OTHERWISE
+        self.silence, self.fitting = OTHERWISE, False  # who is silent for how long is lost; whether in a fit
         self._lock = threading.RLock()
         self._sending = {rank: threading.Lock() for rank in links}
         self._heard = dict.fromkeys(links, time.monotonic())
@@ -261,9 +261,9 @@ class Meeting:
             late = [call for call, deadline in self._deadlines.items() if now > deadline]
             if not late:
                 return
-            said = dict(self._back[late[0]])
+            said, deadline = dict(self._back[late[0]]), self._deadlines[late[0]]
         absent = [rank for rank in range(self._cluster.size) if rank not in said]
-        if all(self._doing[rank].in_time for rank in absent):
+        if now < deadline + DATA and all(self._doing[rank].waits_for_data for rank in absent):
             return  # they made the steps, and wait for the batch after them
         missing = [self._cluster.names[rank] for rank in absent]
         early = {self._cluster.names[rank]: m["early"] for rank, m in said.items() if m["early"]}

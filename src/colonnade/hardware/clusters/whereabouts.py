@@ -8,8 +8,8 @@ there. But a call in which nothing moves has to do with the others (k: the numbe
     in step k     all others in step k too    a link between two of them is cut, or one of them hangs
     in step k     another in an exchange,     they do not run the same program, and none of them can go on
                   and not yet at k
-    in step k     another waits for its       it is given more time: data come when they come
-                  data within k
+    in step k,    another waits for its       it is given more time, counted from when the others began to
+    or exchange   data within k               wait: data come when they come
 """
 
 import threading
@@ -52,9 +52,13 @@ class Doing:
         return self.within and self.seconds > self.patience
 
     @property
-    def in_time(self) -> bool:
-        """Whether it waits for its data, and has not done so for too long."""
-        return self.within and self.data and not self.is_late
+    def waits_for_data(self) -> bool:
+        return self.within and self.data
+
+    @property
+    def waits_for_others(self) -> bool:
+        """As far as one can tell: all that it does just now needs them."""
+        return (self.within and not self.data) or self.topic is not None
 
 
 class Whereabouts:
@@ -112,7 +116,14 @@ def told(message: Mapping[str, Any]) -> Doing:
 
 def deadlock(every: Sequence[Doing], names: Sequence[str]) -> tuple[str, int] | None:
     """Why the machines cannot go on, and the exit code for it; None if they can, as far as one sees."""
-    late = [rank for rank, one in enumerate(every) if one.is_late]
+
+    def who(ranks: Sequence[int]) -> str:
+        return ", ".join(names[rank] for rank in ranks)
+
+    without = [rank for rank, one in enumerate(every) if one.waits_for_data and one.is_late]
+    if without and any(one.waits_for_others and one.seconds > DATA for one in every):
+        return f"the data of {who(without)} do not come, and the others wait for it", RESUMABLE
+    late = [rank for rank, one in enumerate(every) if one.is_late and not one.data]
     if not late:
         return None
     call = min(every[rank].calls for rank in late)
@@ -120,10 +131,6 @@ def deadlock(every: Sequence[Doing], names: Sequence[str]) -> tuple[str, int] | 
     ahead = [r for r, one in enumerate(every) if one.calls > call or (one.calls == call and not one.within)]
     behind = [r for r, one in enumerate(every) if one.calls < call]
     waiting = [r for r in behind if every[r].topic and every[r].seconds > every[stuck[0]].patience]
-
-    def who(ranks: Sequence[int]) -> str:
-        return ", ".join(names[rank] for rank in ranks)
-
     if ahead:
         return f"{who(stuck)} hangs: {who(ahead)} made the steps that it does not end", RESUMABLE
     if waiting:
@@ -131,9 +138,6 @@ def deadlock(every: Sequence[Doing], names: Sequence[str]) -> tuple[str, int] | 
         return f"the machines do not run the same program: {place}, and {who(stuck)} makes steps", 1
     if behind:
         return None  # in Python, which may take long: a trace, a callback
-    without = [rank for rank in stuck if every[rank].data]
-    if without and len(without) < len(every):
-        return f"the data of {who(without)} do not come, and the others wait for it", RESUMABLE
-    if len(stuck) == len(every) and not without:
+    if len(stuck) == len(every):
         return "no machine ends its step: a link between two of them is cut, or one of them hangs", RESUMABLE
     return None

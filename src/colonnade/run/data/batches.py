@@ -186,6 +186,11 @@ class Batches:
         """Put a batch that was fetched elsewhere at hand."""
         self.size, self._batch = size, list(batch)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the next batch could not be fetched, which `next` says."""
+        return self._failed is not None
+
     def fail(self, error: tf.errors.OpError) -> None:
         """Be told that the next batch could not be fetched elsewhere: there is none at hand."""
         self._failed = error

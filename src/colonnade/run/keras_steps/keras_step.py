@@ -123,7 +123,8 @@ class KerasStep:
         if not self._examined:
             self._spec = without_optionals(getattr(iterator, "element_spec", None))
         # The last execution of an epoch may have fewer steps.
-        for batch in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
+        batches = self._peers.fetched(iterator)
+        for batch in chain([next(batches)], islice(batches, self._model.steps_per_execution - 1)):
             logs = self.once(batch)
         return logs
 
@@ -136,7 +137,7 @@ class KerasStep:
             self._engine.enter()
         self._apart = True
         try:
-            with self._peers.stepping(0.0):
+            with self._peers.stepping():
                 logs: dict[str, Any] = self._loop.once(arguments)
         except tf.errors.OpError as error:
             raise self._engine.explained(error) from None

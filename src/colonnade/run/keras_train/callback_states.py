@@ -69,8 +69,17 @@ class CallbackStates:
                 stacklevel=2,
             )
 
-    def set(self, saved: Sequence[Any], step: int) -> None:
-        """Put back what `get` gave in an earlier run; of several of a class, the first is the first."""
+    def set(self, saved: Sequence[Any], step: int, *, partly: bool = False) -> None:
+        """Put back what `get` gave in an earlier run; of several of a class, the first is the first.
+
+        Args:
+            saved: what it gave.
+            step: the saved step, for messages.
+            partly: whether some of them may be missing here. Of a class of which some are, all begin anew.
+        """
+        if partly:
+            here, kinds = ([type(c).__name__ for c in self._callbacks], [kind for kind, _ in saved])
+            saved = [one for one in saved if here.count(one[0]) == kinds.count(one[0])]
         there = {kind: [c for c in self._callbacks if type(c).__name__ == kind] for kind, _ in saved}
         pairs = [(kind, there[kind].pop(0) if there[kind] else None, state) for kind, state in saved]
         check("fit()", _missing([kind for kind, c, state in pairs if c is None and state], step))

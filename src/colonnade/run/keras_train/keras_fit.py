@@ -13,6 +13,7 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware.clusters.joining import machines
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
+from colonnade.run.keras_train.common_callbacks import CommonCallbacks, common, uncommon
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
@@ -24,7 +25,7 @@ from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous
 
 # What machines that train together must be asked for alike, or one would wait for the steps of another.
-COUNTED = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch")
+COUNTED = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "validation_freq", "validation_steps")
 
 
 def fit(
@@ -86,20 +87,28 @@ def fit(
     arguments |= {"batch_size": batch_size, "epochs": epochs}
     how = How.chosen("fit()", devices, sync, variables, prove, split, per_device=per_device)
     check("fit()", [*how.problems(model), *_of_checkpoint(checkpoint, model, how.sync, arguments)])
-    how.peers.agree("fit()", {name: arguments.get(name) for name in COUNTED})
+    given = arguments.get("callbacks")
+    if how.peers.several:
+        check("fit()", uncommon(given))
+        how.peers.agree("fit()", _asked(model, checkpoint, arguments))
+    together = common(how.peers, given)
+    if how.peers.several:
+        arguments["callbacks"] = together.own
     steps = ModelSteps(model, how, saying(arguments.get("verbose", "auto")), validates=True)
     watching = profiled_by(profile, how.devices, arguments)
     late = shows_late(steps.train, how.sync, x, arguments.get("callbacks"))
     with lent(model, how.at_a_time, train_function=steps.train, test_function=steps.test):
         try:
-            with unseen(steps.train, late=late) as first:
+            with unseen(steps.train, late=late) as first, how.peers.fitting():
+                front, behind = [*together.front, *first], together.behind
                 if checkpoint is None:
-                    if first:
-                        arguments["callbacks"] = [*first, *listed(arguments.get("callbacks"))]
+                    if front:
+                        arguments["callbacks"] = [*front, *listed(arguments.get("callbacks")), *behind]
                     history = model.fit(x, y, **arguments)
                 else:
                     said = {"sync": type(how.sync).__name__, "variables": how.home}
-                    saved = SavedFit(model, steps.train, checkpoint, said, first)
+                    heard = CommonCallbacks(front, listed(arguments.pop("callbacks", None)), behind)
+                    saved = SavedFit(model, steps.train, checkpoint, said, heard, how.peers)
                     history = saved.run(FitDataset.of(x, y, arguments))
             steps.keep()
             if watching is not None:
@@ -119,12 +128,20 @@ def fit(
                 watching.abandon()
 
 
+def _asked(model: keras.Model, checkpoint: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of one machine, to be compared."""
+    validates = arguments.get("validation_data") is not None or bool(arguments.get("validation_split"))
+    return {
+        **{name: arguments.get(name) for name in COUNTED},
+        "validation": "some" if validates else "none",
+        "steps_per_execution": model.steps_per_execution,
+        "checkpoint every": checkpoint and checkpoint.every,
+    }
+
+
 def _of_checkpoint(checkpoint: Any, model: Any, sync: Any, arguments: dict[str, Any]) -> Iterator[Problem]:
     if checkpoint is None:
         return
-    if machines().size > 1:
-        rule = "is for one machine in cn.fit; cn.Trainer saves trainings of several"
-        yield Problem("checkpoint", checkpoint.directory, rule, "Use cn.Trainer, or a callback of Keras")
     yield from checkpoint_problems(checkpoint, model, arguments)
     if not isinstance(sync, Synchronous):
         rule = "is not saved by cn.fit, whose callbacks see averages that it would go on from"

@@ -51,7 +51,7 @@ def shows_late(step: Any, sync: Any, data: Any, callbacks: Any) -> bool:
         return False
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return False
-    return not any(map(_hears_of_batches, listed(callbacks)))
+    return not any(map(hears_of_batches, listed(callbacks)))
 
 
 def listed(callbacks: Any) -> list[Any]:
@@ -61,7 +61,7 @@ def listed(callbacks: Any) -> list[Any]:
     return [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks]
 
 
-def _hears_of_batches(callback: Any) -> bool:
+def hears_of_batches(callback: Any) -> bool:
     """What Keras itself calls in another thread looks at nothing that changes meanwhile."""
     if getattr(callback, "async_safe", False):
         return False

@@ -4,8 +4,12 @@ Keras counts epochs and batches, calls the callbacks and validates. The batches 
 knows its place in them, and after a batch or an epoch everything is saved: variables, states of callbacks,
 the history. When a run goes on in the middle of an epoch, Keras counts through the batches that an earlier
 run has made; neither the step nor any callback hears of them.
+
+Several machines do all of this together: the first one writes, all read. They tell each other twice a second
+whether one of them was told to end, and end after the same batch.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +28,10 @@ from colonnade.run.data.batches import END
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.keras_train.callback_states import CallbackStates, go_on_writing
+from colonnade.run.keras_train.common_callbacks import CommonCallbacks
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.step_state import StepState
+from colonnade.run.machines.peers import Peers
 from colonnade.run.model.lent_step import lent
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.train.signals import Interruption, interruptible
@@ -35,6 +41,8 @@ DIRECTORIES = "_colonnade_directories"  # where a model keeps those of its train
 # A place in the data is not bound to how many epochs there will be, so this stands for any number.
 ANY_EPOCHS = 2**31
 NUMBERS = (int, float, np.number, tf.Tensor)
+# Machines ask each other after so many seconds, or a batch if it takes longer, whether one was told to end.
+SECONDS_BETWEEN_TALKS = 0.5
 
 
 class Interrupted(Exception):
@@ -49,7 +57,8 @@ class SavedFit:
         step: what Keras is to call with batches.
         checkpoint: where and how often to save.
         how: how it trains, for the manifest.
-        first: callbacks of which nothing is saved, in front of the user's.
+        callbacks: those of the user, of which the states are saved; in front of them, and behind, others.
+        peers: the machines that train together.
     """
 
     def __init__(
@@ -58,40 +67,47 @@ class SavedFit:
         step: Any,
         checkpoint: Checkpoint,
         how: dict[str, str],
-        first: Sequence[Any] = (),
+        callbacks: CommonCallbacks,
+        peers: Peers,
     ) -> None:
-        self._ahead_of_others = first
+        self._given, self._peers = callbacks, peers
         self._model, self._step, self._checkpoint, self._how = model, step, checkpoint, how
         self._epoch = self._batch = 0  # what comes next: which epoch, and which batch of it
         self._made = self._examples = 0  # steps in all, and examples
         self._logs: dict[str, float] = {}
         self._pass = 0  # through the data, of this epoch
+        self._talked, self._talks_at = (0, time.monotonic()), 0  # at which step, and when; at which step next
 
     def run(self, data: FitDataset) -> Any:
         """Train, as `model.fit` does; Keras's `History`."""
         self._first = data.options.pop("initial_epoch", 0)
         self._epoch, self._last = self._first, data.options.pop("epochs", 1)
         self._steps = data.num_steps
-        own = data.options.pop("callbacks", None)
+        own = self._given.own
         watched = bool(own) or data.options.get("validation_data") is not None
         callbacks = _all(own, data.options.get("verbose", "auto"))
         self._callbacks, self._states = callbacks, CallbackStates(callbacks)
-        state = StepState(self._model, self._step)
+        state = StepState(self._model, self._step, self._peers)
+        self._peers.agree("fit()", {"batches of an epoch": data.num_steps})
         vars(self._model).setdefault(DIRECTORIES, set()).add(_place_of(self._checkpoint))
         with (
             interruptible(preemption=True) as self._interrupted,
-            Saver(self._checkpoint, state, self._how, [], ANY_EPOCHS, more=self._place) as self._saver,
+            Saver(
+                self._checkpoint, state, self._how, [], ANY_EPOCHS, more=self._place, peers=self._peers
+            ) as self._saver,
         ):
+            self._interrupted.known = not self._peers.several
             self._find_place()
             passes = max(self._last - self._first, 1)
             self._batches = self._saver.batches(FitData(data.batches, ("data",), {}, passes, watched))
             with lent(self._model, train_function=self._train):
                 history = self._fitted(data)
-        self._saver.ended(interrupted=self._interrupted.is_set())
+            self._hear("the end of fit()")
+        self._saver.ended(interrupted=self._interrupted.ends)
         return history
 
     def _fitted(self, data: FitDataset) -> Any:
-        callbacks = [*self._ahead_of_others, *self._callbacks]
+        callbacks = [*self._given.front, *self._callbacks, *self._given.behind]
         listed = _Heard(self, callbacks, self._model, data, self._last)
         with suppress(Interrupted):
             self._model.fit(
@@ -123,11 +139,12 @@ class SavedFit:
         manifest = self._saver.start(0)
         if manifest is not None and self._saved is not None:
             self._made, self._examples = manifest.step, manifest.examples
-            self._states.set(self._saved["callbacks"], manifest.step)
+            self._put_back_states(manifest.step)
             metrics = [v for metric in all_metrics(self._model) for v in metric.variables]
             self._metrics = [(variable, variable.numpy()) for variable in metrics]
         # Since then more epochs may be wanted.
         self._batches.next_pass()
+        self._talked = self._made, time.monotonic()
 
     def begin_epoch(self) -> None:
         """After the callbacks have begun an epoch, and Keras has begun its metrics anew."""
@@ -135,8 +152,13 @@ class SavedFit:
         if self._saved is not None and self._batch:
             for variable, value in self._metrics:
                 variable.assign(value)
-            self._states.set(self._saved["callbacks"], self._made)
+            self._put_back_states(self._made)
         self._done, self._saved = self._batch, None
+
+    def _put_back_states(self, step: int) -> None:
+        """Of callbacks: those of the first machine, where all must be; others need not have all of them."""
+        assert self._saved is not None
+        self._states.set(self._saved["callbacks"], step, partly=not self._peers.is_first)
 
     def was_made(self, batch: int) -> bool:
         """Whether an earlier run has made this batch of the epoch."""
@@ -162,8 +184,9 @@ class SavedFit:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the data of this epoch are at their end."""
-        return self._batches.size == END or self._batches.begun != self._pass
+        """Whether the data of this epoch are at their end; not if they failed, which is to be told."""
+        ended = self._batches.size == END and not self._batches.failed
+        return ended or self._batches.begun != self._pass
 
     def after_batch(self, batch: int, logs: Any) -> None:
         """After all callbacks have heard of it."""
@@ -171,7 +194,8 @@ class SavedFit:
         if self._model.stop_training or self._is_over or self._batch == self._steps:
             return  # the end of the epoch is heard of next
         self._saver.after(self._record, resting=True, stopped=False)
-        self._end_if_told()
+        if not self._peers.several or self._made >= self._talks_at:
+            self._end_if_told()
 
     def after_epoch(self, epoch: int) -> None:
         self._epoch, self._batch = epoch + 1, 0
@@ -184,10 +208,27 @@ class SavedFit:
             self._end_if_told()
 
     def _end_if_told(self) -> None:
-        interruption: Interruption = self._interrupted
-        if interruption.is_set() and self._saver.can_end(self._made, interruption.seconds):
+        waited = self._hear("whether one was told to end")
+        if waited is not None and self._saver.can_end(self._made, waited):
             self._saver.finish(stopped=False)
             raise Interrupted
+
+    def _hear(self, topic: str) -> float | None:
+        """Seconds since a signal that told this machine to end, or any other; None if there was none.
+
+        Nothing counts but what was exchanged, so that all machines decide alike.
+        """
+        interruption: Interruption = self._interrupted
+        if not self._peers.several:
+            return interruption.seconds if interruption.is_set() else None
+        step, when = self._talked
+        self._talked = self._made, time.monotonic()
+        made = max(self._made - step, 1)
+        per_step = max((self._talked[1] - when) / made, 1e-6)
+        wanted = max(min(int(SECONDS_BETWEEN_TALKS / per_step), 2 * made), 1)  # it may become slower
+        every = self._peers.exchange(topic, [interruption.told(), wanted])
+        self._talks_at = self._made + min(steps for _, steps in every)
+        return interruption.hear([told for told, _ in every])
 
     @property
     def _record(self) -> Record:

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import keras
 
 from colonnade.run.batch.split import Arguments
+from colonnade.run.machines.peers import Peers
 from colonnade.run.model.training_step import all_metrics
-from colonnade.run.variables.saved_state import Item, SavedState, named
+from colonnade.run.variables.saved_state import METRICS, Item, SavedState, named
 
 
 class KeptParts(Protocol):
@@ -32,14 +33,14 @@ class KeptParts(Protocol):
 class StepState:
     """A step and its model, as a checkpoint sees them (see `saved_state.Resumable`)."""
 
-    def __init__(self, model: keras.Model, step: KeptParts) -> None:
-        self._model, self._step = model, step
+    def __init__(self, model: keras.Model, step: KeptParts, peers: Peers) -> None:
+        self._model, self._step, self._peers = model, step, peers
         self.devices, self.optimizer = step.devices, model.optimizer
 
     @property
     def num_replicas(self) -> int:
-        """On all machines, of which there is one."""
-        return len(self.devices)
+        """On all machines."""
+        return self._peers.total
 
     def prepare(self, batch: Arguments) -> None:
         (data,), _ = batch.unpack(batch.components())
@@ -50,10 +51,10 @@ class StepState:
         metrics = [v for metric in all_metrics(self._model) for v in metric.variables]
         known = {item.original.ref() for item in state.common.values()}
         common = dict(state.common)
-        for group, variables in (("metrics", metrics), ("model", self._model.variables)):
+        for group, variables in ((METRICS, metrics), ("model/", self._model.variables)):
             new = {v.value.ref(): v.value for v in variables if v.value.ref() not in known}
             known |= new.keys()
-            common |= {f"{group}/{name}": Item(v, v) for name, v in named(new.values()).items()}
+            common |= {f"{group}{name}": Item(v, v) for name, v in named(new.values()).items()}
         return replace(state, common=common)
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:

@@ -17,17 +17,18 @@ class CallPace:
 
     def __init__(self, *, steady: bool = True) -> None:
         self._steady = steady
-        self._calls, self._longest = 0, 0.0
+        self._calls = 0
+        self.longest = 0.0  # that a step took, in seconds; 0 while nothing is known
 
     def note(self, seconds_per_step: float) -> None:
         """After a call: what a step took, without the time in which data were waited for."""
         self._calls += 1
         if self._calls > 1:
-            self._longest = max(self._longest, seconds_per_step)
+            self.longest = max(self.longest, seconds_per_step)
 
     @property
     def patience(self) -> float:
         """How many seconds the next call may stand still."""
         if self._calls < 2 or not self._steady:
             return FIRST_CALLS
-        return self._longest + max(IN_STEPS, 3 * self._longest)
+        return self.longest + max(IN_STEPS, 3 * self.longest)

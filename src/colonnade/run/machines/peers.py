@@ -19,7 +19,7 @@ import tensorflow as tf
 from colonnade.errors import Problem
 from colonnade.hardware.clusters import joining
 from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE, Meeting
-from colonnade.hardware.clusters.whereabouts import Progress
+from colonnade.hardware.clusters.whereabouts import DATA, Progress
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import sizes
 from colonnade.run.machines.call_pace import FIRST_CALLS, CallPace
@@ -165,13 +165,11 @@ class Peers:
         return [value] if self.meeting is None else self.meeting.exchange(topic, value)
 
     @contextmanager
-    def stepping(self, seconds_per_step: float) -> Iterator[None]:
-        """While steps are made that all machines make together: who is silent then is soon missed."""
+    def stepping(self) -> Iterator[None]:
+        """While steps are made that all machines make together."""
         if self.meeting is None:
             yield
             return
-        if seconds_per_step:
-            self.meeting.silence = max(IN_STEPS, 3 * seconds_per_step)
         try:
             yield
         except tf.errors.OpError as error:
@@ -185,16 +183,45 @@ class Peers:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Around a fit: after it, a machine may be busy with other things for longer."""
+        if self.meeting is None:
+            yield
+            return
+        self.meeting.fitting = True
         try:
             yield
         finally:
-            if self.meeting is not None:
-                self.meeting.silence = OTHERWISE
+            self.meeting.fitting, self.meeting.silence = False, OTHERWISE
 
-    def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
-        """Around a call of steps: how far it is, and how long it may stand still, is told to all machines."""
+    def rest(self) -> None:
+        """Until the next step a machine may be busy with what holds Python up, such as writing files."""
+        if self.meeting is not None:
+            self.meeting.silence = OTHERWISE
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """While data are waited for outside of a call: the other machines know of it, and not for ever."""
         if self.meeting is None:
             return nullcontext()
+        return self.meeting.call(lambda: (0, True), DATA)
+
+    def fetched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches, each fetched so."""
+        end = object()
+        while True:
+            with self.fetching():
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
+
+    def calling(self, progress: Progress, pace: CallPace) -> AbstractContextManager[None]:
+        """Around a call of steps: how far it is, and how long it may stand still, is told to all machines.
+
+        In a fit, who is silent is soon missed, once it is known how long steps take.
+        """
+        if self.meeting is None:
+            return nullcontext()
+        if self.meeting.fitting and pace.longest:
+            self.meeting.silence = max(IN_STEPS, 3 * pace.longest)
         return self.meeting.call(progress, FIRST_CALLS if self.apart else pace.patience)
 
     def back(self, seconds_per_step: float, early: str | None) -> None:

@@ -34,7 +34,7 @@ from colonnade.run.sync.over_machines import (
     refused,
     sizes_told,
 )
-from colonnade.run.sync.same_training import same_training, same_values
+from colonnade.run.sync.same_training import SPOILT, same_training, same_values
 from colonnade.run.sync.slice_sums import SliceSums
 from colonnade.run.sync.workers import Replicas, Workers
 from colonnade.run.trace.captures import Capture
@@ -188,6 +188,11 @@ class Lockstep(GraphEngine):
         same_training(self.peers, batch, self.cut(batch), self.traces, alike=not self.peers.sharded)
         same_values(self.peers, self.housed, "the first step on such a batch")
         self._compared = True
+
+    def end_fit(self) -> None:
+        """After a fit, in which a callback of one machine may have assigned something: all have the same."""
+        if self._several and self._housed is not None:
+            same_values(self.peers, self._housed, "the end of the fit", SPOILT)
 
     def refused(self, traces: Sequence[Objective]) -> Iterable[Problem]:
         yield from self.workers.refused(traces)

@@ -196,6 +196,9 @@ class MachineJoins(Lockstep):
         self._joined_at = step
         self._call("join", self._joined)
 
+    def end_fit(self) -> None:
+        self.join_now()
+
     def enter(self) -> None:
         super().enter()
         if self._housed is not None and float(self._seen) == 0:
@@ -231,7 +234,7 @@ class MachineJoins(Lockstep):
     def _call(self, name: str, graph: Any) -> None:
         if name not in self._functions:
             self._functions[name] = concrete(graph)
-        with self.others.stepping(0.0), self.calling(lambda: (0, False), CallPace()):
+        with self.others.stepping(), self.calling(lambda: (0, False), CallPace()):
             self._functions[name]()
 
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:

@@ -19,7 +19,7 @@ from colonnade.run.sync.over_machines import other_batch
 from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
-from colonnade.run.variables.saved_state import REPLICAS, SavedState, named
+from colonnade.run.variables.saved_state import METRICS, REPLICAS, SavedState, named
 
 SEED = "Set the same values on every machine: seed with keras.utils.set_random_seed after cn.setup()"
 SPOILT = "A machine computed something else, or was told to: look into that, and go on from the last save"
@@ -119,16 +119,25 @@ def same_kind(peers: Peers, batch: Arguments, where: str) -> None:
     It would make its step in another graph, in which nobody meets it.
     """
     if peers.several and not peers.sharded:
-        own = [batch.size(where) or 0, kind_of(batch.tensors)]
-        check(where, unequal_batches(peers.names, peers.exchange(f"a batch of {where}", own)))
+        _same_batch(peers, [batch.size(where) or 0, kind_of(batch.tensors)], where)
 
 
-def same_values(peers: Peers, housed: Homes, where: str) -> None:
+def same_end(peers: Peers, where: str) -> None:
+    """In place of such a step, at the end of the data: raise, on every machine, if one has another batch."""
+    if peers.several and not peers.sharded:
+        _same_batch(peers, [0, 0], where)
+
+
+def _same_batch(peers: Peers, own: Sequence[int], where: str) -> None:
+    check(where, unequal_batches(peers.names, peers.exchange(f"a batch of {where}", own)))
+
+
+def same_values(peers: Peers, housed: Homes, where: str, fix: str = SEED) -> None:
     """Raise, on every machine, if parameters, slots or states are not bit for bit the same on all."""
     random = {state.original.ref() for state in housed.states.values() if state.random}
     states = [s.original for s in housed.states.values() if s.original.ref() not in random]
     variables = named([*housed.parameters, *housed.slots, *states])
-    compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where)
+    compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where, fix)
 
 
 def compared(peers: Peers, values: dict[str, Any], where: str, fix: str = SEED) -> None:
@@ -151,9 +160,16 @@ def compared(peers: Peers, values: dict[str, Any], where: str, fix: str = SEED) 
 
 
 def one_of_all(peers: Peers, state: SavedState, where: str) -> None:
-    """Before a save: see that what is saved once is the same on all machines."""
+    """Before a save: see that what is saved once is the same on all machines.
+
+    But for the metrics of Keras, which each machine computes by itself: those of the first one count.
+    """
     skipped = {f"states/{name}" for name in state.random}
-    values = {name: item.current.read_value() for name, item in state.common.items() if name not in skipped}
+    values = {
+        name: item.current.read_value()
+        for name, item in state.common.items()
+        if name not in skipped and not name.startswith(METRICS)
+    }
     compared(peers, values, where, SPOILT)
 
 

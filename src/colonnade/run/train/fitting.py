@@ -82,7 +82,7 @@ class Fitting:
             self.shown.advance(record, begun, logged=False)
             self.saver.after(record, resting=True, stopped=self.stopped)
         self.saver.finish(stopped=self.stopped)
-        self._heard_of_all(self.peers.exchange("the end of the fit", self._heard()))
+        self._heard_of_all(self.peers.exchange("the end of the fit", self.interrupted.told()))
         self.log.advance(self.counts.step, 0, self.saver.saves)
         self.log.interrupted = self.interrupted.ends
         self._keep(self.profiling.close())
@@ -119,18 +119,9 @@ class Fitting:
         told = waited is not None and self.saver.can_end(self.counts.step, waited)
         return self.stopped or self._left <= 0 or told
 
-    def _heard(self) -> Any:
-        """A signal to this machine, and how long ago it was."""
-        return self.interrupted.told() if self.interrupted.is_set() else None
-
     def _heard_of_all(self, every: Sequence[Any]) -> float | None:
         """Take over what signals any machine has had; how long ago the first was, if there was one."""
-        if not self.peers.several:
-            return None
-        signals = [one for one in every if one is not None]
-        for one in signals:
-            self.interrupted.hear(*one)
-        return max((seconds for _, seconds in signals), default=None)
+        return self.interrupted.hear(every) if self.peers.several else None
 
     def _agreed(self) -> int:
         """What all machines want of the next call: as many steps as the least of them, or none.
@@ -140,7 +131,7 @@ class Fitting:
         """
         if isinstance(self.stream, GraphStream):
             self.stream.check()  # or the others would wait for a machine that has only to say why it failed
-        own = [self._wanted(), self._heard(), self.stopped, self._at_hand()]
+        own = [self._wanted(), self.interrupted.told(), self.stopped, self._at_hand()]
         every = self.peers.exchange("the next steps", own)
         waited = self._heard_of_all([one[1] for one in every])
         self.stopped = any(one[2] for one in every)
@@ -164,13 +155,14 @@ class Fitting:
         return [self.stream.rows_at_hand, self.stream.kind_at_hand(), *digest]
 
     def _taken(self, wanted: int) -> Chunk | None:
-        with self.peers.stepping(self.seconds_per_step):
+        with self.peers.stepping():
             chunk = self.stream.take(wanted)
         if self.peers.several and not self._failed:
             early = self._early(chunk, wanted)
             self.peers.back(chunk.seconds / chunk.steps if chunk else self.seconds_per_step, early)
         if isinstance(self.stream, GraphStream):
-            self.stream.next_pass()
+            with self.peers.fetching():
+                self.stream.next_pass()
         if self.peers.sharded and chunk is not None:
             chunk = replace(chunk, examples=sum(self.rows_of_all))
         if self.apart and self.peers.several and chunk is not None and not self._failed:

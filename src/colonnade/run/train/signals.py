@@ -4,7 +4,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -20,17 +20,24 @@ class Interruption(threading.Event):
         """Whether it ends the fit."""
         return self.is_set() and self.known
 
-    def told(self) -> tuple[int | None, float]:
-        """For other machines: which signal it was, and how long ago."""
-        return self.by, self.seconds
+    def told(self) -> tuple[int | None, float] | None:
+        """For other machines: which signal it was, and how long ago; None if there was none."""
+        return (self.by, self.seconds) if self.is_set() else None
 
-    def hear(self, by: int | None, seconds: float) -> None:
-        """All machines know that one was told to end, so many seconds ago: the first signal of all counts."""
-        at = time.monotonic() - seconds
-        if not self.is_set() or at < self.at:
-            self.by, self.at = by, at
-        self.known = True
-        self.set()
+    def hear(self, every: Sequence[Any]) -> float | None:
+        """Be told what all machines were told: the first signal of all counts.
+
+        Returns:
+            How many seconds ago it was; None if there was none.
+        """
+        told = [one for one in every if one is not None]
+        for by, seconds in told:
+            at = time.monotonic() - seconds
+            if not self.is_set() or at < self.at:
+                self.by, self.at = by, at
+            self.known = True
+            self.set()
+        return max((seconds for _, seconds in told), default=None)
 
     @property
     def seconds(self) -> float:

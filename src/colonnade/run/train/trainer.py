@@ -225,7 +225,7 @@ class Trainer:
         with tf.device(HOST):  # or arrays would go to the first card, and back
             arguments = Arguments(batch, self._mode(training=True), self._names)
         same_kind(self._peers, arguments, "train_on_batch()")
-        with self._state(), self._peers.stepping(0.0):
+        with self._state(), self._peers.stepping():
             loss, metrics, skipped, ages = self._loop.once(arguments)
         size = arguments.size("train_on_batch()") or 0
         record = self._counts.add(1, size, float(loss), metrics, skipped, ages)
@@ -323,8 +323,8 @@ class Trainer:
                 history = fitting.run()
             finally:
                 self._engine.examine = None  # of this fit: a later batch is none of its first
-            if isinstance(self._engine, MachineJoins):
-                self._engine.join_now()
+            if isinstance(self._engine, Lockstep):
+                self._engine.end_fit()
         history.interrupted, history.stalled = interrupted.ends, saver.stalled
         history.logdir = None if logdir is None else Path(logdir)
         history.compiled = self._compilation.verdict

@@ -17,6 +17,7 @@ from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.part_offset import BAR, PART, mark_slots, slice_of
 
 REPLICAS = "replicas/"
+METRICS = "metrics/"  # of a Keras model
 # What only some modes keep: how many gradients were applied, what a join needs, the steps without an update.
 OF_MODE = ("pushes/", "join/", "skips")
 
