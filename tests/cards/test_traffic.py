@@ -156,35 +156,52 @@ def test_a_step_by_itself_copies_only_what_has_changed():
 
 
 class Own(keras.Model):
-    """With a step of its own."""
+    """With steps of its own."""
 
-    def __init__(self, layers):
+    def __init__(self, stack):
         super().__init__()
-        self.stack = network(layers)
+        self.stack = stack
 
-    def call(self, x):
-        return self.stack(x)
+    def call(self, x, training=False):
+        return self.stack(x, training=training)
 
     def train_step(self, data):
         x, y, *_ = data
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x) - y) ** 2)
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return {"loss": loss}
 
+    def test_step(self, data):
+        x, y, *_ = data
+        return {"loss": tf.reduce_mean((self(x) - y) ** 2)}
 
-def test_the_batch_of_a_step_of_the_models_own_is_cut_on_the_host():
+
+def of_own_step(stack, call=cn.train_on_batch):
+    """For each pair the messages and bytes of a step of the model's own, after others."""
     x, y = np.ones([ROWS, WIDTH], "float32"), np.ones([ROWS, 1], "float32")
-    keras.utils.set_random_seed(1)
-    model = Own(2)
+    model = Own(stack)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     for _ in range(3):
         copies()
-        cn.train_on_batch(model, x, y, devices=CARDS, prove=False)
-    traffic = copies()
+        call(model, x, y, devices=CARDS, prove=False)
+    return copies()
+
+
+def test_the_batch_of_a_step_of_the_models_own_is_cut_on_the_host():
+    traffic = of_own_step(network(2))
     part = ROWS // len(CARDS) * (WIDTH + 1) * 4  # and some numbers
     assert all(part <= traffic["CPU:0", f"GPU:{card}"][1] <= part + 1024 for card in range(len(CARDS)))
+
+
+@pytest.mark.parametrize("call", [cn.train_on_batch, cn.test_on_batch])
+def test_a_step_of_the_models_own_sends_no_more_messages_for_more_variables(call):
+    """Neither those of layers, nor what an optimizer reads once for each of them: its rate."""
+    few, many = (of_own_step(network(layers), call) for layers in (2, 8))
+    assert numbers(few) == numbers(many)
+    one, five = (of_own_step(noisy(2, norms, 0), call) for norms in (1, 5))
+    assert numbers(one) == numbers(five)
 
 
 def of_a_batch(run):

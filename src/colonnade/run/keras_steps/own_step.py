@@ -60,7 +60,7 @@ class OwnStep:
         self._model, self._prover, self._split = model, prover, split
         # Of a step that is a tf.function the plain one: in a function inside of it no trace can be cut.
         self._step = getattr(step, "python_function", step)
-        self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
+        self.devices, self.copies = tuple(devices), ReplicaCopies(devices, of_read=True)
         # By the kind of a batch: whether sizes grow with the number of examples, by their places (see
         # `ReplicaScope`); and those for which traces had to be made once more.
         self._growing: dict[Hashable, dict[int, bool]] = defaultdict(dict)
