@@ -15,6 +15,7 @@ from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
+from colonnade.run.keras_train.looking_ahead import looking_ahead
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
 from colonnade.run.keras_train.onlookers import listed, shows_late, unseen
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
@@ -90,9 +91,13 @@ def fit(
     steps = ModelSteps(model, how, saying(arguments.get("verbose", "auto")), validates=True)
     watching = profiled_by(profile, how.devices, arguments)
     late = shows_late(steps.train, how.sync, x, arguments.get("callbacks"))
-    with lent(model, how.at_a_time, train_function=steps.train, test_function=steps.test):
+    with (
+        looking_ahead(steps.train, arguments.get("callbacks")) as (train, counting),
+        lent(model, how.at_a_time, train_function=train, test_function=steps.test),
+    ):
         try:
-            with unseen(steps.train, late=late) as first:
+            with unseen(steps.train, late=late) as showing:
+                first = [*counting, *showing]
                 if checkpoint is None:
                     if first:
                         arguments["callbacks"] = [*first, *listed(arguments.get("callbacks"))]
