@@ -56,14 +56,10 @@ def pytest_configure(config):
 @pytest.fixture
 def double():
     """Keras computes in float64 meanwhile, where what should be equal is."""
-    import keras
+    from doubles import in_double
 
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
+    with in_double():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cases import Case, cases, densified
+from doubles import in_double
 
 import colonnade as cn
 
@@ -195,19 +196,13 @@ def pipelined(case: Case, model: keras.Model) -> cn.Pipeline:
 
 def differences(case: Case) -> dict[str, float]:
     """By how much each variable of the model and of the optimizer is off; empty where nothing is."""
-    usual, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.backend.clear_session()
-    keras.config.set_floatx("float64")  # Keras casts what regularises, and the learning rate, to it
-    try:
+    with in_double(anew=True):
         keras.utils.set_random_seed(case.seed)
         model = blocks.model(case.blocks, case.regularised)
         start = model.get_weights()
         expected = reference(case, model)
         model.set_weights(start)
         actual = trained(case, model)
-    finally:
-        keras.config.set_floatx(usual)
-        keras.config.set_dtype_policy(policy)  # of which the session was cleared
     off = {
         name: float(np.max(np.abs(actual[name] - value) / (1 + np.abs(value)), initial=0))
         for name, value in expected.items()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from doubles import in_double
 
 import colonnade as cn
 
@@ -45,10 +46,8 @@ class Tally(keras.callbacks.Callback):
 
 def saved_fit(devices, saved, told_at=None, *, norm=True):
     """With all that there is to remember: what it ends with."""
-    keras.utils.clear_session()  # names are as in a new process
-    keras.utils.set_random_seed(21)
-    keras.config.set_floatx("float64")
-    try:
+    with in_double(anew=True):
+        keras.utils.set_random_seed(21)
         layers = [keras.layers.Dense(6), *([keras.layers.BatchNormalization()] if norm else [])]
         model = keras.Sequential(
             [keras.Input((5,)), *layers, keras.layers.Dropout(0.3), keras.layers.Dense(1)]
@@ -79,8 +78,6 @@ def saved_fit(devices, saved, told_at=None, *, norm=True):
             prove=False,
             checkpoint=cn.Checkpoint(saved, every=3),
         )
-    finally:
-        keras.config.set_floatx("float32")
     return {
         "history": history.history,
         "weights": [w.tolist() for w in model.get_weights()],

@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check, is_whole
 from colonnade.run.batch.split import flatten, pack
+from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.move.slices_ahead import HOST
 from colonnade.run.trace.concrete import unconverted
 
@@ -48,6 +50,12 @@ def on_host(data: Any) -> Any:
     with tf.device(HOST):
         leaves = [tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v for _, v in flatten(data)]
     return pack(data, iter(leaves))
+
+
+def unpacked(data: Any) -> tuple[Any, Any, Any]:
+    """What Keras takes for a batch as x, y and the weights of examples, with its arrays on the host."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(on_host(without_optionals(data)))
+    return x, y, weight
 
 
 def _rankless(spec: Any) -> Iterator[Problem]:

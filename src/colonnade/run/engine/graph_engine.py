@@ -22,6 +22,7 @@ from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.clusters.whereabouts import Progress
 from colonnade.run.batch.split import Arguments, sizes
+from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.graph_loop import Loop
 from colonnade.run.engine.guard import Guard
 from colonnade.run.engine.protocols import Links, Outcome, Settings, Then
@@ -131,6 +132,13 @@ class GraphEngine:
         if kind not in self._places:
             self._places[kind] = SlicesAhead(batch, self.cut(batch), self.devices)
         return self._places[kind]
+
+    def inputs(self, batch: Arguments) -> Sequence[Any]:
+        """What the trace of its first slice has for its plain tensors, behind the factor of a mean."""
+        counts = self.cut(batch)
+        first = self.traces.objective(slice_specs(batch, counts)[0], 0, len(counts))
+        inputs: Sequence[Any] = first.concrete.inputs
+        return inputs[1 : 1 + len(batch.components())]
 
     def key(self, batch: Arguments) -> Hashable:
         """Equal for batches that one graph serves."""

@@ -10,8 +10,9 @@ turn earlier. If that fails, the step before it is made all the same, by a call 
 """
 
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,11 @@ from colonnade.hardware.clusters.whereabouts import Progress
 from colonnade.run.batch.split import COMPOSITE, Arguments, Leaf
 from colonnade.run.batch.widths import Widths
 from colonnade.run.data.batches import END, Batches, dims, rows
+from colonnade.run.data.coming_batches import ComingBatches
 from colonnade.run.data.fit_data import FitData
-from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Stepped, Then
+from colonnade.run.engine.protocols import MOST_SKIPPED, Chunk, Stepped, Steps, Then
 from colonnade.run.engine.reached import Reached, collected
+from colonnade.run.engine.step_ahead import AsBatch, StepAhead, StepsAhead, known, of_engine
 from colonnade.run.machines.call_pace import CallPace
 from colonnade.run.machines.peers import is_loss
 from colonnade.run.machines.same_batch import digest, kind_of
@@ -204,6 +207,7 @@ class Loop:
         self._single: dict[Hashable, Any] = {}
         self._paces: dict[int, CallPace] = {}  # by the id of what is compiled
         self._many: dict[Hashable, CompiledLoop] = {}
+        self._ahead = StepsAhead()
         self._widths = Widths()
         self.rows = 0  # of the batch at hand
         self.idle = 0  # steps in a row without an update; the trainer counts them
@@ -211,12 +215,30 @@ class Loop:
     def once(self, arguments: Arguments) -> Any:
         """One step; what `then` makes of it."""
         compiled, arguments = self.built(arguments)
+        return self._paced(compiled, arguments, lambda: compiled(*arguments.components()))
+
+    def once_ahead(self, arguments: Arguments, coming: ComingBatches, as_batch: AsBatch) -> Any:
+        """The same, and what is coming next is sent ahead, where that takes time (see `StepsAhead`)."""
+        batch = self.opened(arguments)
+        step = self._sending(batch)
+        if step is None:
+            return self.once(batch)
+        return self._paced(step, batch, partial(self._ahead.call, step, batch, coming, as_batch))
+
+    def ready(self, arguments: Arguments) -> None:
+        """Make the graph of such a step before it is asked for."""
+        if self._sending(self.opened(arguments)) is None:
+            self.built(arguments)
+
+    def _sending(self, batch: Arguments) -> StepAhead | None:
+        return self._ahead.of(self._engine.key(batch), partial(of_engine, self._engine, self._then, batch))
+
+    def _paced(self, compiled: Any, arguments: Arguments, call: Callable[[], Any]) -> Any:
         self._engine.begin(arguments)
-        if id(compiled) not in self._paces:
-            self._paces[id(compiled)] = CallPace(steady=_is_steady(arguments))
-        pace, start = self._paces[id(compiled)], time.perf_counter()
+        pace = self._paces.setdefault(id(compiled), CallPace(steady=_is_steady(arguments)))
+        start = time.perf_counter()
         with self.wary(lambda: (0, False), pace), tf.device(HOST):  # a call is where its arguments go
-            result = compiled(*arguments.components())
+            result = call()
         pace.note(time.perf_counter() - start)
         return result
 
@@ -361,12 +383,11 @@ class GraphStream:
         self._loop.rest()
 
 
-def known(arguments: Arguments) -> list[Any]:
-    """Specs of the plain tensors of a batch, as far as they are the same for all batches like it.
-
-    The lengths of rows of a ragged tensor, and how many values a sparse one has, are not.
-    """
-    return arguments.resized(arguments.size("the batch") or 0).components()
+def once_of(loop: Steps, arguments: Arguments, coming: Any, as_batch: AsBatch) -> Any:
+    """One step on a batch that comes from there, with a look at the next where both can do that."""
+    if isinstance(loop, Loop) and isinstance(coming, ComingBatches):
+        return loop.once_ahead(arguments, coming, as_batch)
+    return loop.once(arguments)
 
 
 def _is_steady(arguments: Arguments) -> bool:

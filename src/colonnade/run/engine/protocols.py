@@ -242,6 +242,9 @@ class Stepped(Protocol):
     def ahead(self, batch: Arguments) -> SlicesAhead | None:
         """Places for the slices of such batches, where a copy to a device takes time. In eager code."""
 
+    def inputs(self, batch: Arguments) -> Sequence[Any]:
+        """What the trace of the first slice of such a batch, which is prepared, has for its plain tensors."""
+
     def distrust(self) -> None:
         """A step has failed, and may have left copies of variables that differ."""
 

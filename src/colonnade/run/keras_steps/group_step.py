@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem, check
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack, with_tensors
+from colonnade.run.data.coming_batches import of_execution
 from colonnade.run.data.feed import on_host
 from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.model.group_scope import GroupScope
@@ -62,7 +63,7 @@ class GroupStep(OwnStep):
             logs = self.of_group(group)
         return logs
 
-    def once(self, data: Any) -> Any:
+    def once(self, data: Any, coming: Any = None) -> Any:
         return self.of_group([data])
 
     def of_group(self, group: Sequence[Any]) -> Any:
@@ -157,8 +158,8 @@ class CutOrWhole:
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
-        for data in chain([next(iterator)], islice(iterator, self._whole.at_once - 1)):
-            logs = self._for(data).once(data)
+        for data in of_execution(iterator, self._whole.at_once):
+            logs = self._for(data).once(data, iterator)
         return logs
 
     def _for(self, data: Any) -> Any:

@@ -8,7 +8,6 @@ and the masks of outputs tell, and for all others the proof on the first batch.
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import chain, islice
 from typing import Any
 
 import keras
@@ -17,10 +16,11 @@ import tensorflow as tf
 from colonnade.errors import ColonnadeError, Problem, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.batch.widths import kind_of
-from colonnade.run.data.feed import on_host
+from colonnade.run.data.coming_batches import of_execution
+from colonnade.run.data.feed import unpacked
 from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.graph_loop import Loop
+from colonnade.run.engine.graph_loop import Loop, once_of
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
 from colonnade.run.keras_steps.added_kinds import guilty, tell_kinds
 from colonnade.run.keras_steps.batch_metrics import BatchMetrics
@@ -122,15 +122,13 @@ class KerasStep:
         logs: dict[str, Any] = {}
         if not self._examined:
             self._spec = without_optionals(getattr(iterator, "element_spec", None))
-        # The last execution of an epoch may have fewer steps.
-        batches = self._peers.fetched(iterator)
-        for batch in chain([next(batches)], islice(batches, self._model.steps_per_execution - 1)):
-            logs = self.once(batch)
+        for batch in of_execution(self._peers.fetched(iterator), self._model.steps_per_execution):
+            logs = self.once(batch, iterator)
         return logs
 
-    def once(self, data: Any) -> dict[str, Any]:
-        """One step on one batch; what Keras tells of it."""
-        given = keras.utils.unpack_x_y_sample_weight(on_host(without_optionals(data)))
+    def once(self, data: Any, coming: Any = None) -> dict[str, Any]:
+        """One step on one batch, which comes from there; what Keras tells of it."""
+        given = unpacked(data)
         same_kind(self._peers, self._plain(*given), "fit()")
         arguments = self._checked(*given)
         if not self._apart:
@@ -138,7 +136,9 @@ class KerasStep:
         self._apart = True
         try:
             with self._peers.stepping():
-                logs: dict[str, Any] = self._loop.once(arguments)
+                logs: dict[str, Any] = once_of(
+                    self._loop, arguments, coming, lambda other: self._opened(*unpacked(other))
+                )
         except tf.errors.OpError as error:
             raise self._engine.explained(error) from None
         if self.looked_at:
@@ -155,8 +155,9 @@ class KerasStep:
         """Copies of the model's variables on cards, which show what it shows."""
         return self._engine.lends() if isinstance(self._engine, GraphEngine) and not self._apart else None
 
-    def _opened(self, batch: Arguments) -> Arguments:
-        """With the dims open that vary from batch to batch, or whose size the dataset does not know."""
+    def _opened(self, x: Any, y: Any, weight: Any) -> Arguments:
+        """A batch with the dims open that vary, or whose size the dataset does not know."""
+        batch = self._arguments(x, y, weight)
         if not isinstance(self._loop, Loop):
             return batch
         if self._spec is not None and not self._expects:
@@ -174,13 +175,13 @@ class KerasStep:
                 self._examine(x, y, weight)
             elif self._added.calls and not self._knows_kinds and self._prover.wanted:
                 self._look_again(x, y, weight)
-        return self._opened(self._arguments(x, y, weight))
+        return self._opened(x, y, weight)
 
     def prepare(self, data: Any) -> None:
         """Make the graph of a step on such a batch, with all its variables."""
         arguments = self._checked(*keras.utils.unpack_x_y_sample_weight(without_optionals(data)))
         assert isinstance(self._loop, Loop)
-        self._loop.built(arguments)
+        self._loop.ready(arguments)
 
     def state(self) -> SavedState:
         """What a checkpoint keeps (see `step_state`); the user may have assigned to variables."""
@@ -279,7 +280,7 @@ class KerasStep:
             return
         self.show()
         self._choosing = True
-        while not self._settled(self._opened(self._arguments(x, y, weight))):
+        while not self._settled(self._opened(x, y, weight)):
             self._begin()
         self._examined.add(kind_of(self._plain(x, y, weight)))
         self._choosing = False
@@ -287,7 +288,7 @@ class KerasStep:
     def _look_again(self, x: Any, y: Any, weight: Any) -> None:
         """At what layers add, which was 0 until now; whether it is a sum decides how all is computed."""
         self.show()
-        batch = self._opened(self._arguments(x, y, weight))
+        batch = self._opened(x, y, weight)
         counts, before = self._engine.cut(batch), dict(self._added.kinds)
         if len(counts) < 2:
             return

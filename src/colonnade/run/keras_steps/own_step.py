@@ -7,22 +7,25 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from colonnade.errors import check
+from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
 from colonnade.run.batch.widths import Widths, kind_of
+from colonnade.run.data.coming_batches import ComingBatches, of_execution
 from colonnade.run.data.feed import on_host
+from colonnade.run.engine.step_ahead import StepAhead, StepsAhead
 from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, uncut
 from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.model.replica_scope import ReplicaScope, Size
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
+from colonnade.run.move.slices_ahead import SlicesAhead
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
@@ -60,7 +63,7 @@ class OwnStep:
         self._model, self._prover, self._split = model, prover, split
         # Of a step that is a tf.function the plain one: in a function inside of it no trace can be cut.
         self._step = getattr(step, "python_function", step)
-        self.devices, self.copies = tuple(devices), ReplicaCopies(devices)
+        self.devices, self.copies = tuple(devices), ReplicaCopies(devices, of_read=True)
         # By the kind of a batch: whether sizes grow with the number of examples, by their places (see
         # `ReplicaScope`); and those for which traces had to be made once more.
         self._growing: dict[Hashable, dict[int, bool]] = defaultdict(dict)
@@ -68,28 +71,43 @@ class OwnStep:
         self._batch_kind: Hashable = None  # of the batch at hand
         self._traces = TraceCache(self._traced, devices, lambda: self._mistaken[self._batch_kind])
         self._graphs: dict[Hashable, Any] = {}
+        # The same with slices that were sent ahead, and what these tell.
+        self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
         self._examined: set[Hashable] = set()  # kinds of batches
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
-        # The last execution of an epoch may have fewer steps.
-        for data in chain([next(iterator)], islice(iterator, self._model.steps_per_execution - 1)):
-            logs = self.once(data)
+        for data in of_execution(iterator, self._model.steps_per_execution):
+            logs = self.once(data, iterator)
         return logs
 
-    def once(self, data: Any) -> Any:
-        """One step on one batch; what Keras tells of it."""
+    def once(self, data: Any, coming: Any = None) -> Any:
+        """One step on one batch, which comes from there; what Keras tells of it."""
+        if isinstance(coming, ComingBatches) and hardware.are_cards(self.devices):
+            batch = self._checked(data)
+            step = self._ahead.of(batch.key(), partial(self._graph_ahead, batch))
+            assert step is not None
+            tensors = self._ahead.call(step, batch, coming, self._opened)
+            return with_tensors(self._structures[batch.key()], tensors)
         (structure, function), batch = self.prepare(data)
         return with_tensors(structure, function(*batch.components()))
 
-    def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
-        """The graph of a step on such a batch, with all its variables, and the batch as it takes it."""
-        batch = self._widths.opened(self._arguments(on_host(without_optionals(data))))
+    def _opened(self, data: Any) -> Arguments:
+        """A batch with the dims open that vary."""
+        return self._widths.opened(self._arguments(on_host(without_optionals(data))))
+
+    def _checked(self, data: Any) -> Arguments:
+        batch = self._opened(data)
         if self._batch_kind not in self._examined and len(self.counts(batch)) > 1:
             self._examine(batch)
             self._examined.add(self._batch_kind)
+        return batch
+
+    def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
+        """The graph of a step on such a batch, with all its variables, and the batch as it takes it."""
+        batch = self._checked(data)
         key = batch.key()
         if key not in self._graphs:
             self._graphs[key] = self._graph(batch)
@@ -193,15 +211,27 @@ class OwnStep:
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:
         """The logs of a step, and the graph that makes one."""
+        structure, step = self._logs(batch)
+        graph = hosted(lambda *components: step(batch.with_components(components)), *batch.specs())
+        return structure, graph
+
+    def _graph_ahead(self, batch: Arguments) -> StepAhead:
+        self._structures[batch.key()], step = self._logs(batch)
+        places = SlicesAhead(batch, self.counts(batch), self.devices)
+        inputs = self.traces(batch)[0].concrete.inputs[: len(batch.components())]
+        return StepAhead(step, batch, places, inputs)
+
+    def _logs(self, batch: Arguments) -> tuple[Any, Callable[[Arguments], Any]]:
+        """The logs of a step on such a batch, and what builds the graph of one."""
         traces, counts = self.traces(batch), self.counts(batch)
         shares = [count / sum(counts) for count in counts]
         structure = traces[0].structure[0]
         of_slices = any(local_outputs(traces[0])[: len(_tensors(structure))])
 
-        def step(*components: Any) -> Any:
+        def step(given: Arguments) -> Any:
             self.copies.begin()
             before = self.copies.before()
-            results = self.called(traces, batch.with_components(components))
+            results = self.called(traces, given)
             logs = [_tensors(t.pack(leaves)[0]) for t, leaves in zip(traces, results, strict=True)]
             done = [leaf for leaves in results for leaf in leaves if isinstance(leaf, tf.Tensor)]
             with tf.control_dependencies(done):
@@ -211,7 +241,7 @@ class OwnStep:
                     return [tf.identity(leaf) for leaf in logs[0]]
                 return [_mean(each, shares) for each in zip(*logs, strict=True)]
 
-        return structure, hosted(step, *batch.specs())
+        return structure, step
 
     def called(self, traces: Sequence[Traced], batch: Arguments) -> list[list[Any]]:
         """The leaves that each replica gives for its slice."""

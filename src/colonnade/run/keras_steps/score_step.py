@@ -62,7 +62,7 @@ class ScoreStep:
             logs = self.once(data)
         return logs
 
-    def once(self, data: Any) -> Any:
+    def once(self, data: Any, coming: Any = None) -> Any:
         """What Keras tells of one batch."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(on_host(without_optionals(data)))
         batch = self._widths.opened(Arguments((self._split.marked(x), y, weight), {}, BATCH))

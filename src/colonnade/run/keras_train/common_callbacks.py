@@ -49,8 +49,8 @@ def common(peers: Peers, callbacks: Any) -> CommonCallbacks:
     written = {file for _, files in every[: peers.rank] for file in files}
     own = [callback for callback in given if _file(callback) not in written]
     if any(at_batches for at_batches, _ in every):
-        return CommonCallbacks([_NumbersOfBatches(peers)], own, [_EndAtBatches(peers)])
-    return CommonCallbacks([_Numbers(peers)], own, [_End(peers)])
+        return CommonCallbacks([_LogsOfBatches(peers)], own, [_EndAtBatches(peers)])
+    return CommonCallbacks([_Logs(peers)], own, [_End(peers)])
 
 
 def uncommon(callbacks: Any) -> Iterator[Problem]:
@@ -64,7 +64,7 @@ def uncommon(callbacks: Any) -> Iterator[Problem]:
         yield Problem("callbacks", "BackupAndRestore", rule, "Use checkpoint=cn.Checkpoint(...)")
 
 
-class _Numbers(keras.callbacks.Callback):
+class _Logs(keras.callbacks.Callback):
     """In front of all others: what they hear becomes what the first machine found."""
 
     def __init__(self, peers: Peers) -> None:
@@ -106,7 +106,7 @@ class _Numbers(keras.callbacks.Callback):
         return dict(logs)
 
 
-class _NumbersOfBatches(_Numbers):
+class _LogsOfBatches(_Logs):
     """The same where a callback may decide something after a batch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

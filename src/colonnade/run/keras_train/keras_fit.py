@@ -16,6 +16,7 @@ from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.common_callbacks import CommonCallbacks, common, uncommon
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
+from colonnade.run.keras_train.looking_ahead import looking_ahead
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
 from colonnade.run.keras_train.onlookers import listed, shows_late, unseen
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
@@ -97,10 +98,13 @@ def fit(
     steps = ModelSteps(model, how, saying(arguments.get("verbose", "auto")), validates=True)
     watching = profiled_by(profile, how.devices, arguments)
     late = shows_late(steps.train, how.sync, x, arguments.get("callbacks"))
-    with lent(model, how.at_a_time, train_function=steps.train, test_function=steps.test):
+    with (
+        looking_ahead(steps.train, arguments.get("callbacks"), how.peers) as (train, counting),
+        lent(model, how.at_a_time, train_function=train, test_function=steps.test),
+    ):
         try:
-            with unseen(steps.train, late=late) as first, how.peers.fitting():
-                front, behind = [*together.front, *first], together.behind
+            with unseen(steps.train, late=late) as showing, how.peers.fitting():
+                front, behind = [*together.front, *counting, *showing], together.behind
                 if checkpoint is None:
                     if front:
                         arguments["callbacks"] = [*front, *listed(arguments.get("callbacks")), *behind]

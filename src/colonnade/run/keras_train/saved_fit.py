@@ -11,7 +11,7 @@ whether one of them was told to end, and end after the same batch.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.nest_tensors import from_tensors, to_tensors
 from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.batches import END
+from colonnade.run.data.coming_batches import ComingBatches
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
 from colonnade.run.keras_train.callback_states import CallbackStates, go_on_writing
@@ -100,7 +101,8 @@ class SavedFit:
             self._find_place()
             passes = max(self._last - self._first, 1)
             self._batches = self._saver.batches(FitData(data.batches, ("data",), {}, passes, watched))
-            with lent(self._model, train_function=self._train):
+            self._coming = ComingBatches(self._taken, self._following)
+            with lent(self._model, train_function=self._train), closing(self._coming):
                 history = self._fitted(data)
             self._hear("the end of fit()")
         self._saver.ended(interrupted=self._interrupted.ends)
@@ -168,19 +170,21 @@ class SavedFit:
         """One call of Keras: a step or several; none where an earlier run has made them."""
         if self.passing:
             return {}
-        batches = self._of_epoch()
-        return self._step(batches)
+        return self._step(self._coming)
 
     passing = False
 
-    def _of_epoch(self) -> Iterator[Any]:
-        while not self._is_over:
-            arguments = self._batches.next()
-            assert arguments is not None
-            (data,), _ = arguments.unpack(arguments.components())
-            self._made += 1
-            self._examples += _rows(data)
-            yield data
+    def _taken(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        data = _data(self._batches.next())
+        self._made += 1
+        self._examples += _rows(data)
+        return data
+
+    def _following(self) -> Any:
+        """The batch that comes next in this epoch; it is at hand, and stays so in what is saved."""
+        return None if self._is_over else _data(self._batches.at_hand())
 
     @property
     def _is_over(self) -> bool:
@@ -314,6 +318,13 @@ def _numbers(logs: Any) -> dict[str, float]:
     """Of what a step tells; a model's own step may tell anything."""
     flat = {name: value for name, value in (logs or {}).items() if isinstance(value, NUMBERS)}
     return {name: float(value) for name, value in flat.items() if not getattr(value, "shape", ())}
+
+
+def _data(batch: Arguments | None) -> Any:
+    """A batch as Keras has it."""
+    assert batch is not None
+    (data,), _ = batch.unpack(batch.components())
+    return data
 
 
 def _rows(data: Any) -> int:

@@ -6,6 +6,7 @@ What a step has taken lives as long as it is used, so a card holds two slices fo
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import tensorflow as tf
@@ -49,22 +50,37 @@ class SlicesAhead:
             [_place(spec, device) for spec in part.components()]
             for part, device in zip(self._like, devices, strict=False)
         ]
+        # For each plain tensor of a batch whether it goes ahead.
+        self._sent = tuple(True for _ in self._like[0].components())
+
+    def only(self, sent: Sequence[bool]) -> "SlicesAhead":
+        """The same places, where a step has its batch at hand too.
+
+        Args:
+            sent: for each plain tensor of a batch whether it goes ahead; the step takes the others from the
+                batch.
+        """
+        other = copy(self)
+        other._sent = tuple(sent)
+        return other
 
     def send(self, batch: Arguments) -> Any:
         """In a graph: put the slices of a batch there; what to wait for until they are."""
-        sent = [
+        assigned = [
             place.assign(component, read_value=False)
             for part, places in zip(batch.parts(self._counts), self.places, strict=True)
-            for component, place in zip(part.components(), places, strict=True)
+            for component, place, sent in zip(part.components(), places, self._sent, strict=True)
+            if sent
         ]
-        return tf.group(*sent)
+        return tf.group(*assigned)
 
     def take(self, batch: Arguments) -> CutArguments:
         """In a graph: what is there, as a batch that is like this one and cut."""
         parts = []
-        for like, places in zip(self._like, self.places, strict=True):
-            shapes = [component.shape for component in like.components()]
-            taken = [_taken(place, shape) for place, shape in zip(places, shapes, strict=True)]
+        at_hand = self._like if all(self._sent) else batch.parts(self._counts)
+        for like, places, part in zip(self._like, self.places, at_hand, strict=True):
+            specs = zip(places, like.components(), part.components(), self._sent, strict=True)
+            taken = [_taken(place, spec.shape) if sent else own for place, spec, own, sent in specs]
             parts.append(like.with_components(taken))
         return CutArguments(batch, parts)
 

@@ -3,6 +3,10 @@
 Replica 0 works on the variables themselves. The others set out from the same values, and those that depend on
 the batch only through sums over the replicas end as the same values too. What is left is of a slice: moving
 averages become the mean over the replicas, by the sizes of their slices, or what `aggregation=` says.
+
+What a step only reads is read where it is. Between cards that is a message for every op that reads: an
+optimizer reads its rate once for each variable. So there it may have copies too, which come along with the
+others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +26,17 @@ from colonnade.run.variables.slice_values import local_variables
 
 
 class ReplicaCopies:
-    """The variables of each replica."""
+    """The variables of each replica.
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    Args:
+        devices: where replicas run.
+        of_read: whether each card has what is only read, too.
+    """
+
+    def __init__(self, devices: Sequence[str], *, of_read: bool = False) -> None:
         self._devices = tuple(devices)
         self._on_cards = hardware.are_cards(devices)
+        self._of_read = of_read and self._on_cards
         self._copies: list[dict[Any, tf.Variable]] = [{} for _ in devices]  # by ref
         self._aliases: list[dict[Any, Any]] = [{} for _ in devices]  # handles of what is only read
         self._random: dict[Any, None] = {}  # refs, in order: each replica has a stream of its own
@@ -36,11 +46,15 @@ class ReplicaCopies:
         """The handles for a trace, in eager code the first time."""
         return {
             capture.variable.ref(): self._own(replica, capture).handle
-            if capture.written
+            if capture.written or self._comes_along(capture)
             else self._alias(replica, capture.variable)
             for capture in traced.captures
             if capture.variable is not None
         }
+
+    def _comes_along(self, capture: Any) -> bool:
+        """Whether what is only read has copies: if it can share messages, and is no state of a generator."""
+        return self._of_read and can_digest(capture.variable) and not is_random_state(capture)
 
     def _own(self, replica: int, capture: Any) -> tf.Variable:
         variable, ref = capture.variable, capture.variable.ref()
