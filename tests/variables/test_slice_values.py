@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from colonnade.run.trace.traced import trace
+from colonnade.run.variables import slice_values
 from colonnade.run.variables.slice_values import local_outputs, local_variables
 
 
@@ -38,3 +39,26 @@ def test_random_numbers_are_of_a_slice():
         return x
 
     assert noise.name in {v.name for v in local_variables(trace(step, tf.TensorSpec([3])))}
+
+
+def test_a_trace_is_looked_through_once_however_many_variables_it_writes(monkeypatch):
+    """Once for each variable, a step of four networks was looked through for most of its first step."""
+    moving, searched, reached = [variable(f"moving{i}") for i in range(9)], [], slice_values.reached
+
+    def counted(sources, traced):
+        searched.append(traced)
+        return reached(sources, traced)
+
+    def step(x):
+        for one in moving:
+            one.assign(tf.reduce_mean(x))
+        return x
+
+    monkeypatch.setattr(slice_values, "reached", counted)
+    traced = trace(step, tf.TensorSpec([3]))
+    assert len(local_variables(traced)) == 9
+    once = len(searched)
+    assert once <= 2  # and once more, with what such variables give
+    assert len(local_variables(traced)) == 9
+    assert local_outputs(traced) == [True]
+    assert len(searched) == once

@@ -45,6 +45,7 @@ from colonnade.run.model.whole_batch import (
 from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
+from colonnade.run.prove.look import POSITIONS
 from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.verdict import Prover, quiet
 from colonnade.run.step.objective import Objective, Share
@@ -55,7 +56,7 @@ from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Resumable, SavedState
 
 # Beside the batch: the places of a slice's examples in it, and all of it.
-GATHERED = (*BATCH, "positions", "batch")
+GATHERED = (*BATCH, POSITIONS, "batch")
 
 
 class _NoMean(ColonnadeError):

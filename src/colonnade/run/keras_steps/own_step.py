@@ -26,6 +26,7 @@ from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
+from colonnade.run.prove.look import POSITIONS
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
@@ -38,7 +39,7 @@ from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
 
-NAMES = ("data", "positions", "total")
+NAMES = ("data", POSITIONS, "total")
 
 
 class OwnStep:

@@ -43,6 +43,9 @@ DRAWS = 3
 SCALES = (0.7, 1.1, 1.3, 1.7)
 # Begins the names of what a step keeps for the next one.
 STATE = "state"
+# The input that says which examples of a batch these are. It is no part of an example, and no parameter of a
+# user's function has such a name.
+POSITIONS = "positions in the batch"
 # Of these kinds there is one value for each example, and no sum over them.
 BY_EXAMPLE = ("prediction",)
 
@@ -131,7 +134,7 @@ class Look:
 
         So are variances, and all else that is made of means, such as the statistics of batch normalisation.
         """
-        same = self.batch.rows(np.zeros(self.size, int))
+        same = self._of_one_example()
         with self.kept():
             one = self.alone(same)
         with self.kept():
@@ -218,6 +221,12 @@ class Look:
         order = np.random.default_rng(0).permutation(self.size)
         with self.kept():
             return self.alone(self.batch.rows(order))
+
+    def _of_one_example(self) -> Arguments:
+        """Every example is the first one, and has its own place in the batch."""
+        same = self.batch.rows(np.zeros(self.size, int))
+        both = zip(self.batch.leaves, same.leaves, strict=True)
+        return same.with_values([one.value if one.path == POSITIONS else other.value for one, other in both])
 
     @contextmanager
     def kept(self, more: Iterable[tf.Variable] = (), *, but_streams: bool = False) -> Iterator[None]:

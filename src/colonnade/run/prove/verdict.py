@@ -261,7 +261,7 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
         rule = f"tells what is no mean over the examples, and the mean of the slices is told: {seen}"
         fix = "Give a metric one value for each example and tell its result, or leave it out of the logs; "
         return Problem(*source, rule, f"{fix}{GO_ON}")
-    if isinstance(comparison, StepInSlices) and not logs:
+    if isinstance(comparison, StepInSlices) and not logs and not comparison.summed:
         # The losses that it tells are equal.
         rule = f"makes of gradients what is not the mean of what slices give, as clipping does: {seen}"
         fix = "Let the optimizer do it (clipnorm=, global_clipnorm=, clipvalue=), which is given those of "

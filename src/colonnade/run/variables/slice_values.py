@@ -1,7 +1,8 @@
 """What a trace computes from its slice alone, and what is the same on every replica."""
 
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -13,8 +14,8 @@ from colonnade.run.variables.aggregation import is_random_state
 
 def local_variables(traced: Traced) -> list[tf.Variable]:
     """Variables into which a trace writes what depends on its slice other than through sums."""
-    written = [(v, op) for v, op in handles(traced) if v.ref() in {w.ref() for w in traced.written}]
-    return [variable for variable, handle in written if is_local(handle, tainted(traced))]
+    written, of_slice = {variable.ref() for variable in traced.written}, tainted(traced)
+    return [v for v, handle in handles(traced) if v.ref() in written and is_local(handle, of_slice)]
 
 
 def local_outputs(traced: Traced) -> list[bool]:
@@ -25,6 +26,16 @@ def local_outputs(traced: Traced) -> list[bool]:
 
 def tainted(traced: Traced) -> set[str]:
     """The nodes whose values are of the slice: made from it, from random numbers, or from such variables."""
+    if traced not in _TAINTED:
+        _TAINTED[traced] = _of_slice(traced)
+    return _TAINTED[traced]
+
+
+# A trace does not change, and several replicas ask for the same one; what was found goes with the trace.
+_TAINTED: WeakKeyDictionary[Traced, set[str]] = WeakKeyDictionary()
+
+
+def _of_slice(traced: Traced) -> set[str]:
     inputs = traced.concrete.inputs
     batch = {tensor.op.name for tensor in inputs[: len(inputs) - len(traced.captures)]}
     known = handles(traced)
@@ -39,7 +50,7 @@ def tainted(traced: Traced) -> set[str]:
         sources |= more
 
 
-def is_local(handle: Any, of_slice: Iterable[str]) -> bool:
+def is_local(handle: Any, of_slice: Container[str]) -> bool:
     """Whether something of the slice is written to the variable of a handle."""
     writers = [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
     return any(op.name in of_slice for op in writers)
