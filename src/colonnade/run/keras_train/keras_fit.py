@@ -13,12 +13,12 @@ from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware.clusters.joining import machines
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.engine.protocols import Sync
-from colonnade.run.keras_train.common_callbacks import CommonCallbacks, common, uncommon
+from colonnade.run.keras_callbacks.common_callbacks import CommonCallbacks, common, uncommon
+from colonnade.run.keras_callbacks.looking_ahead import looking_ahead
+from colonnade.run.keras_callbacks.onlookers import listed, shows_late, unseen
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
-from colonnade.run.keras_train.looking_ahead import looking_ahead
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
-from colonnade.run.keras_train.onlookers import listed, shows_late, unseen
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
 from colonnade.run.model.lent_step import lent
 from colonnade.run.parallel.parallel import Devices

@@ -28,8 +28,8 @@ from colonnade.run.data.batches import END
 from colonnade.run.data.coming_batches import ComingBatches
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.history import Record
-from colonnade.run.keras_train.callback_states import CallbackStates, go_on_writing
-from colonnade.run.keras_train.common_callbacks import CommonCallbacks
+from colonnade.run.keras_callbacks.callback_states import CallbackStates, go_on_writing
+from colonnade.run.keras_callbacks.common_callbacks import CommonCallbacks
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.step_state import StepState
 from colonnade.run.machines.peers import Peers

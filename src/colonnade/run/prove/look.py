@@ -134,13 +134,29 @@ class Look:
 
         So are variances, and all else that is made of means, such as the statistics of batch normalisation.
         """
-        same = self._of_one_example()
+        same = _of_one_example(self.batch)
         with self.kept():
             one = self.alone(same)
         with self.kept():
             several = self.together(same)
-        states = [leaf for leaf in one if leaf.startswith(STATE)]
-        return [s for s in states if gap(one[s], several.get(s)) > np.sqrt(self.step) * largest(one[s])]
+        gaps = {leaf: gap(one[leaf], several.get(leaf)) for leaf in one if leaf.startswith(STATE)}
+        differ = [leaf for leaf in gaps if gaps[leaf] > np.sqrt(self.step) * largest(one[leaf])]
+        rng, kinds = np.random.default_rng(0), scales(one)
+        moved = [self._moved(rng, _of_one_example) for _ in range(MOVES)] if differ else []
+        most = {s: most_noise(one[s], kinds[kind(s)], self.step, self.size) for s in differ}
+        return [
+            s
+            for s in differ
+            if gaps[s] > margin(self.step) * most[s] or not self._is_noise(s, one[s], most[s], moved)
+        ]
+
+    def _is_noise(self, leaf: str, value: np.ndarray, most: float, moved: Sequence[Values]) -> bool:
+        """Whether a value has no digits but those that rounding makes, so that it tells nothing.
+
+        So is the mean of what a batch normalisation gives for examples that are the same one.
+        """
+        responses = [gap(value, other.get(leaf)) for other in moved]
+        return any(np.sqrt(self.step) * largest(value) < response <= most for response in responses)
 
     @property
     def size(self) -> int:
@@ -161,8 +177,11 @@ class Look:
         move = moved, partial(self._moved, rng)
         scales = SCALES if self.scaled is not None else ()
         runs = [move, *((scaled, partial(self._computed_as, scale)) for scale in scales)]
+        # Of examples that are all the same, those stay the same too: what batch normalisation makes of them
+        # is nothing but rounding, and where each has last digits of its own it makes more of those.
+        same = [(moved, partial(self._moved, rng, _of_one_example))] if _is_one_example(self.batch) else []
         order, by_leaf = self._permuted(), dict[str, float]()
-        for results, run in [*runs, *[move] * (MOVES - 1)]:
+        for results, run in [*runs, *[move] * (MOVES - 1), *same * MOVES]:
             results.append(run())
             by_leaf = {leaf: self._of_leaf(leaf, kinds[kind(leaf)], order, moved, scaled) for leaf in gaps}
             if all(gaps[leaf] <= margin(self.step) * by_leaf[leaf] for leaf in gaps):
@@ -204,8 +223,12 @@ class Look:
         with self.kept():
             return self.scaled(scale)
 
-    def _moved(self, rng: np.random.Generator) -> Values:
-        """With the last digits of all floats moved, those of inputs and of variables."""
+    def _moved(
+        self, rng: np.random.Generator, changed: Callable[[Arguments], Arguments] = lambda batch: batch
+    ) -> Values:
+        """With the last digits of all floats moved, those of inputs and of variables; what becomes of a batch
+        that is `changed` after that.
+        """
         floats = [v for v in self.whole.variables if v.dtype.is_floating]
         values = [
             nudged(leaf.value, self.step, rng) if _is_float(leaf.value) else leaf.value
@@ -214,19 +237,13 @@ class Look:
         with self.kept(floats):
             for variable in floats:
                 variable.assign(nudged(variable.numpy(), self.step, rng))
-            return self.alone(self.batch.with_values(values))
+            return self.alone(changed(self.batch.with_values(values)))
 
     def _permuted(self) -> Values:
         """With the examples in another order."""
         order = np.random.default_rng(0).permutation(self.size)
         with self.kept():
             return self.alone(self.batch.rows(order))
-
-    def _of_one_example(self) -> Arguments:
-        """Every example is the first one, and has its own place in the batch."""
-        same = self.batch.rows(np.zeros(self.size, int))
-        both = zip(self.batch.leaves, same.leaves, strict=True)
-        return same.with_values([one.value if one.path == POSITIONS else other.value for one, other in both])
 
     @contextmanager
     def kept(self, more: Iterable[tf.Variable] = (), *, but_streams: bool = False) -> Iterator[None]:
@@ -238,6 +255,22 @@ class Look:
         finally:
             for ref, value in before.items():
                 ref.deref().assign(value)
+
+
+def _of_one_example(batch: Arguments) -> Arguments:
+    """Every example is the first one, and has its own place in the batch."""
+    same = batch.rows(np.zeros(batch.size("the batch") or 0, int))
+    both = zip(batch.leaves, same.leaves, strict=True)
+    return same.with_values([one.value if one.path == POSITIONS else other.value for one, other in both])
+
+
+def _is_one_example(batch: Arguments) -> bool:
+    """Whether all examples are the same one."""
+    pairs = zip(batch.leaves, _of_one_example(batch).leaves, strict=True)
+    split = [(one.value, same.value) for one, same in pairs if one.role == "split"]
+    if not all(isinstance(value, tf.Tensor) for value, _ in split):
+        return False
+    return all(np.array_equal(value.numpy(), same.numpy()) for value, same in split)
 
 
 def is_silent(traced: Traced) -> bool:

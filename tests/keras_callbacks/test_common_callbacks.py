@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import colonnade as cn
-from colonnade.run.keras_train.common_callbacks import common, uncommon
-from colonnade.run.keras_train.onlookers import hears_of_batches
+from colonnade.run.keras_callbacks.common_callbacks import common, uncommon
+from colonnade.run.keras_callbacks.onlookers import hears_of_batches
 from colonnade.run.machines.peers import ALONE
 
 FILES = "the callbacks of fit()"

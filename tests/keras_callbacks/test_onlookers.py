@@ -6,8 +6,8 @@ import pytest
 
 import colonnade as cn
 from colonnade.hardware import devices as hardware
+from colonnade.run.keras_callbacks.onlookers import Showing, shows_late, unseen
 from colonnade.run.keras_steps.keras_step import KerasStep
-from colonnade.run.keras_train.onlookers import Showing, shows_late, unseen
 
 CALLBACKS = keras.callbacks
 X = np.ones([4, 2], "float32")

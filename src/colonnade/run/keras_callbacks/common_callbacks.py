@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from colonnade.errors import Problem
-from colonnade.run.keras_train.onlookers import hears_of_batches, listed
+from colonnade.run.keras_callbacks.onlookers import hears_of_batches, listed
 from colonnade.run.machines.peers import Peers
 from colonnade.run.sync.same_training import SPOILT, compared, same_end
 from colonnade.run.variables.saved_state import named

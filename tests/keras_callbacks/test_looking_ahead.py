@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
 from colonnade.run.data.coming_batches import KerasBatches
-from colonnade.run.keras_train.looking_ahead import looking_ahead
+from colonnade.run.keras_callbacks.looking_ahead import looking_ahead
 from colonnade.run.machines.peers import ALONE, Peers
 
 

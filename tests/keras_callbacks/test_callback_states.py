@@ -4,7 +4,7 @@ import pytest
 
 import colonnade as cn
 from colonnade.run.checkpoint.nest_tensors import from_tensors, to_tensors
-from colonnade.run.keras_train.callback_states import CallbackStates
+from colonnade.run.keras_callbacks.callback_states import CallbackStates
 
 
 class Counting(keras.callbacks.Callback):
