@@ -113,12 +113,23 @@ def test_a_message_that_waits_for_a_slow_device_is_no_work_meanwhile():
 
 def test_a_device_without_work_waits_all_the_time():
     alone = ops(("replica_0_on_CPU_0/MatMul", "MatMul", 1.0, 2.0))
-    assert found(op_timeline(alone, TWO), "waiting") == [("CPU:1", "waiting", None, 0.0, 1.0)]
+    with pytest.warns(UserWarning, match="lacks what CPU:1 computed"):
+        assert found(op_timeline(alone, TWO), "waiting") == [("CPU:1", "waiting", None, 0.0, 1.0)]
+
+
+def test_an_op_that_is_held_up_once_does_not_move_the_way_back():
+    """Its last op, of the forward pass, takes ten times what the whole step does."""
+    *rows, last = step(20.0)[:5]
+    held = (*last[:3], last[3] + 50.0)
+    timeline = op_timeline(ops(*step(0.0), *step(10.0), *step(20.0)[5:10], *rows, held), TWO)
+    backward = [(e.device, e.step) for e in timeline.events if e.kind == "backward"]
+    assert sorted(backward) == [(f"CPU:{i}", n) for i in range(2) for n in (1, 2, 3)]
 
 
 def test_updates_that_sum_and_updates_of_owners():
     rows = [
         ("replica_0_on_CPU_0/MatMul", "MatMul", 0.0, 1.0),
+        ("replica_1_on_CPU_1/MatMul", "MatMul", 0.0, 1.0),
         ("a/update_0_sums_640/StatefulPartitionedCall", "StatefulPartitionedCall", 1.0, 2.0),
         ("a/update_0/StatefulPartitionedCall/sgd/w", "Assign", 3.0, 4.0),
         ("a/update_0/StatefulPartitionedCall/sgd/b", "Assign", 5.0, 6.0),
@@ -199,8 +210,8 @@ def test_a_loop_of_the_users_own_makes_no_steps():
 
 
 def test_names_of_the_users_own_mean_nothing_inside_a_replica():
-    rows = [("replica_1_on_CPU_1/update_0/reduction_0_from_A_1_to_B_0_bytes_9/x", "Mul", 0.0, 1.0)]
-    assert found(op_timeline(ops(*rows), TWO), "forward") == [("CPU:1", "forward", 1, 0.0, 1.0)]
+    rows = [("replica_0_on_CPU_1/update_0/reduction_0_from_A_1_to_B_0_bytes_9/x", "Mul", 0.0, 1.0)]
+    assert found(op_timeline(ops(*rows), Places(["CPU:1"])), "forward") == [("CPU:1", "forward", 1, 0.0, 1.0)]
 
 
 def test_nothing_at_all():
