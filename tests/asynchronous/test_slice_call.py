@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.run.asynchronous.slice_call import SliceCall, SliceReport, SliceResults
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 
 
 def packed(num_metrics, dtype=tf.float32):

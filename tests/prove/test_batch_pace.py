@@ -41,6 +41,20 @@ def test_a_slice_and_the_update_are_timed(home, monkeypatch):
     assert work.cores >= 1
 
 
+@pytest.mark.parametrize("home", ["shared", "mirrored", "partitioned"])
+def test_a_branch_that_takes_what_was_read_from_another_device(home, monkeypatch):
+    v, w = tf.Variable(tf.ones([8]), name="v"), tf.Variable(tf.ones([8]), name="w")
+
+    def loss(x):
+        value = tf.convert_to_tensor(w)
+        y = tf.cond(value[0] > 0, lambda: x * value, lambda: x - value)
+        return tf.reduce_sum((y + v) ** 2, axis=1)
+
+    adam = keras.optimizers.Adam(0.01)
+    work = paced(loss, adam, (tf.ones([12, 8]),), monkeypatch, devices=2, variables=home)
+    assert work.parameters == 4 * 16
+
+
 def test_rows_of_sparse_gradients_are_counted(monkeypatch):
     table = tf.Variable(tf.ones([100, 4]), name="table")
 

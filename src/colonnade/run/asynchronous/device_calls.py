@@ -15,7 +15,7 @@ from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Share
 from colonnade.run.trace.captures import Capture
 from colonnade.run.trace.concrete import unconverted
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 from colonnade.run.trace.traced import Traced, trace
 from colonnade.run.variables.homes import Bindings, Homes
 

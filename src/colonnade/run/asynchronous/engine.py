@@ -23,7 +23,7 @@ from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of

@@ -16,7 +16,7 @@ from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.data.batches import without_tuning
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 
 # Where steps are shorter than this, in seconds, so many batches are fetched by one call and queued: while
 # the main thread is in Python, no device is.

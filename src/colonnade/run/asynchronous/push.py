@@ -10,7 +10,7 @@ from colonnade.run.engine.gradients import divided
 from colonnade.run.step.objective import now
 from colonnade.run.step.update import apply_to, as_keras
 from colonnade.run.step.xla import fast
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 from colonnade.run.variables.homes import copy_of
 
 INTEGER = tf.TensorSpec([], tf.int64)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from colonnade.run.asynchronous.slice_call import SliceCall, SliceReport
-from colonnade.run.trace.fast_call import Call
+from colonnade.run.trace.raw_call import Call
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.reason.schedules.schedule import Slot, StageTask
+from colonnade.run.trace.raw_call import raw_call
 from colonnade.run.trace.stage_marks import backward_leg
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.stage_cut import StageCut
@@ -80,10 +81,10 @@ class Passage:
             return
         name = f"row_{self._row}_stage_{stage}_{task}"
         with tf.device(device), tf.name_scope(name), tf.control_dependencies(self._before[stage]):
-            start, end, *outputs = tf.raw_ops.StatefulPartitionedCall(
-                args=[self._value(micro_batch, stage, name) for name in part.inputs],
-                Tout=[tensor.dtype for tensor in part.function.outputs],
-                f=part.function,
+            start, end, *outputs = raw_call(
+                part.function,
+                [self._value(micro_batch, stage, name) for name in part.inputs],
+                [tensor.dtype for tensor in part.function.outputs],
             )
             self._before[stage] = [end, tf.identity(end)]
         for name, output in zip(part.outputs, outputs, strict=True):

@@ -23,6 +23,7 @@ from colonnade.run.move.seed_places import seeds_on_host
 from colonnade.run.trace.captures import Capture, captures
 from colonnade.run.trace.concrete import unconverted, undisturbed
 from colonnade.run.trace.ops import has_seed, is_users, nodes, speaks
+from colonnade.run.trace.raw_call import raw_call
 from colonnade.run.trace.replica_context import TracingContext
 
 # Graph seeds of the replicas lie this far apart, so that they do not meet the seeds of the user's ops.
@@ -227,7 +228,7 @@ class Traced:
 
     def _called(self, inputs: Sequence[Any]) -> list[Any]:
         types = [output.dtype for output in self.outputs]
-        return list(tf.raw_ops.StatefulPartitionedCall(args=list(inputs), Tout=types, f=self.concrete))
+        return raw_call(self.concrete, inputs, types)
 
     @cached_property
     def compiled(self) -> Any:

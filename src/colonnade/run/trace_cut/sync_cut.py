@@ -25,6 +25,7 @@ from colonnade.run.move.ring import sums_everywhere
 from colonnade.run.trace.captures import READS
 from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.ops import nodes
+from colonnade.run.trace.raw_call import raw_call
 from colonnade.run.trace.replica_context import MARK
 from colonnade.run.trace.traced import Traced, scope
 from colonnade.run.trace_cut.subgraph import CuttableGraph, node_of, tensor_of
@@ -203,10 +204,10 @@ class _Replica:
             return
         # The call before wrote and read variables that this one may read and write.
         with tf.device(self._device), tf.name_scope(self._scope), tf.control_dependencies(self._last):
-            outputs = tf.raw_ops.StatefulPartitionedCall(
-                args=[self._values[name] for name in segment.inputs],
-                Tout=[tensor.dtype for tensor in segment.function.outputs],
-                f=segment.function,
+            outputs = raw_call(
+                segment.function,
+                [self._values[name] for name in segment.inputs],
+                [tensor.dtype for tensor in segment.function.outputs],
             )
         self._last = outputs[:1]
         for name, output in zip(segment.outputs, outputs, strict=False):
