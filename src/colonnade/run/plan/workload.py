@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -229,8 +230,8 @@ def _update(engine: Lockstep, part: Arguments) -> tuple[float, float]:
     handles = [capture.tensor for capture in update.captures]
     # An update gives nothing back; what it has written tells that it is over.
     written = min(engine.parameters, key=num_bytes)
-    if update.compiles:
-        place = engine.parameters[0].device
+    place = engine.parameters[0].device
+    if update.sums:
         # Copies, for what was just read is read again much faster.
         rows = [flat, *([tensor + 0 for tensor in flat] for _ in range(CROWD - 1))]
         one = graph_time(lambda: [update.at_once(rows[:1], handles, place), written.read_value()])
@@ -238,7 +239,8 @@ def _update(engine: Lockstep, part: Arguments) -> tuple[float, float]:
         return one, max(0.0, some - one) / (CROWD - 1)
     dense = [(g, g + 0) for g in gradients if isinstance(g, tf.Tensor)]
     added = graph_time(lambda: [mine + others for mine, others in dense]) if dense else 0.0
-    return graph_time(lambda: [update.call(flat, handles), written.read_value()]), added
+    apply = partial(update.at_once, [flat], device=place) if update.compiles else partial(update.call, flat)
+    return graph_time(lambda: [apply(handles=handles), written.read_value()]), added
 
 
 def _forward(loss: Callable[..., Any], part: Arguments, mode: dict[str, bool]) -> float:

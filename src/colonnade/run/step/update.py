@@ -22,10 +22,12 @@ import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.move.num_bytes import num_bytes
+from colonnade.run.step.rows_made_dense import CutUpdate, cut_update
 from colonnade.run.step.xla import compiled, worth_compiling
 from colonnade.run.trace.captures import ancestors, captures
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.keras_owner import keras_variables
+from colonnade.run.trace.raw_call import raw_call
 
 GATE = tf.TensorSpec([], tf.int32)
 # Of what is compiled: whole numbers of 32 bits are in the memory of the host, also for a card.
@@ -54,6 +56,7 @@ class Update:
 
         self._parameters = list(parameters)
         self._specs = tf.nest.flatten(packed, expand_composites=True)
+        self._tables = _shapes_of_tables(packed, [parameters[i].shape for i in present])
         with tf.init_scope():
             self.concrete = _traced(apply, [GATE, *self._specs], optimizer)
         self.captures = captures(self.concrete)
@@ -69,12 +72,26 @@ class Update:
         with tf.control_dependencies(gradients):
             gate = tf.constant(0)
         args = [gate, *gradients, *handles]
-        return tf.raw_ops.StatefulPartitionedCall(args=args, Tout=[tf.int32], f=function or self.concrete)[0]
+        return raw_call(function or self.concrete, args, [tf.int32])[0]
 
     @cached_property
-    def compiles(self) -> bool:
-        """Whether `at_once` may be called, and is worth it."""
+    def sums(self) -> bool:
+        """Whether `at_once` may be called with the gradients of all replicas, and is worth it."""
         return worth_compiling(self.concrete, self.captures)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether `at_once` may be called with one gradient, and is worth it."""
+        return self.sums or self._cut is not None
+
+    @cached_property
+    def _cut(self) -> CutUpdate | None:
+        """The update of sparse gradients in two, of which the second is worth compiling."""
+        if not self._tables:
+            return None
+        with tf.init_scope():
+            cut = cut_update(self.concrete, len(self._specs), self._tables)
+        return cut if cut is not None and worth_compiling(cut.after, self.captures) else None
 
     def at_once(
         self, rows: Sequence[Sequence[Any]], handles: Sequence[Any], device: str, copy: int = 0
@@ -84,6 +101,10 @@ class Update:
         `device` is where all the variables are, which are copy so and so. Nothing is read or written before
         what the caller waits for, on whichever device that is.
         """
+        if not self.sums:
+            assert self._cut is not None
+            assert len(rows) == 1
+            return self._after_rows(self._cut, rows[0], handles, device, copy)
         num_replicas, each = len(rows), len(self._specs)
         if num_replicas not in self._sums:
 
@@ -99,6 +120,21 @@ class Update:
         # By its name a profile knows it, and what it was sent.
         with tf.device(device), tf.name_scope(f"update_{copy}_sums_{sent}"):
             return self._sums[num_replicas](tf.constant(0.0), *chain(*rows), *handles)
+
+    def _after_rows(
+        self, cut: CutUpdate, gradients: Sequence[Any], handles: Sequence[Any], device: str, copy: int
+    ) -> Any:
+        if not self._sums:
+
+            def rest(gate: Any, *args: Any) -> Any:
+                with tf.control_dependencies([gate]):
+                    waited = tf.constant(0)
+                return cut.after(waited, *args)
+
+            _, *specs = (tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in cut.after.inputs)
+            self._sums[1] = compiled(rest, SMOOTH_GATE, *specs)
+        with tf.device(device), tf.name_scope(f"update_{copy}"):
+            return self._sums[1](tf.constant(0.0), *cut.before(*gradients), *handles)
 
     def bound(self, variables: Mapping[Any, Any]) -> list[Any]:
         """The handles for a call, with those of other variables by the `ref()` of the captured ones."""
@@ -179,6 +215,17 @@ class Update:
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
+
+
+def _shapes_of_tables(specs: Sequence[Any], shapes: Sequence[tf.TensorShape]) -> dict[int, list[int]]:
+    """By the number of a component of gradients, where it tells the shape of a table: that shape."""
+    known, at = {}, 0
+    for spec, shape in zip(specs, shapes, strict=True):
+        parts = tf.nest.flatten(spec, expand_composites=True)
+        at += len(parts)
+        if isinstance(spec, tf.IndexedSlicesSpec) and len(parts) == 3 and shape.is_fully_defined():
+            known[at - 1] = shape.as_list()
+    return known
 
 
 def apply_to(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

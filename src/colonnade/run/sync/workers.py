@@ -207,7 +207,7 @@ class Replicas:
             return None  # cards have links of their own, and take turns on them
         # A slice of another size may have gradients of another kind.
         alike = len({self._traces.update(row) for row in rows}) == 1
-        return update if alike and (update := self._placed_update(rows[0])).compiles else None
+        return update if alike and (update := self._placed_update(rows[0])).sums else None
 
     def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
         update = self._placed_update(copies[0])
