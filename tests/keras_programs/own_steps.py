@@ -1,5 +1,7 @@
 """Models with a `train_step` of their own, in the style of Keras's guides and examples."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -266,6 +268,92 @@ def looked_up():
     return made, (RNG.integers(0, 7, (24, 3)), TARGET)
 
 
+class Normalised(keras.Sequential):
+    """What slices add to the statistics of a batch is differentiated, and 23 examples make uneven slices."""
+
+    def __init__(self):
+        norms = [layers.BatchNormalization(synchronized=True) for _ in range(2)]
+        inner = layers.Dense(5, "tanh"), norms[0], layers.Dense(4), norms[1], layers.Activation("tanh")
+        super().__init__([keras.Input([6]), *inner, layers.Dense(2)])
+
+    def loss_of(self, x, y):
+        return ops.mean((self(x, training=True) - y) ** 2)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class NormalisedTwice(Normalised):
+    """One optimizer for the first layers, and another one for the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = keras.optimizers.Adam(0.01)
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.loss_of(*data)
+        first, rest = self.trainable_variables[:4], self.trainable_variables[4:]
+        self.optimizer.apply(tape.gradient(loss, first), first)
+        self.other.apply(tape.gradient(loss, rest), rest)
+        return {"loss": loss}
+
+
+class Penalised(Normalised):
+    """Of a sum over the examples, in the gradient of a mean over them."""
+
+    def target(self, scores):
+        return scores
+
+    def loss_of(self, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scores = self(x, training=True)
+            target = self.target(scores)
+        slopes = ops.sqrt(ops.sum(tape.gradient(target, x) ** 2, axis=1) + 0.1)
+        return ops.mean((scores - y) ** 2) + ops.mean((slopes - 1) ** 2)
+
+
+class PenalisedSum(Penalised):
+    def target(self, scores):
+        return -ops.sum(scores)
+
+
+class Attacked(Normalised):
+    """Examples are moved by the sign of the gradient of a mean."""
+
+    def loss_of(self, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = super().loss_of(x, y)
+        return super().loss_of(x + 0.1 * ops.sign(tape.gradient(loss, x)), y)
+
+
+class Chained(Normalised):
+    """The gradient of the predictions, which another tape goes on with."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            scores = self(x, training=True)
+        with tf.GradientTape() as last:
+            last.watch(scores)
+            loss = ops.mean((scores - y) ** 2)
+        weights, slopes = self.trainable_variables, last.gradient(loss, scores)
+        self.optimizer.apply(tape.gradient(scores, weights, output_gradients=slopes), weights)
+        return {"loss": loss}
+
+
+def normalised(kind):
+    made = kind()
+    made.compile(keras.optimizers.SGD(0.1))
+    return made, (FLAT[:23], TARGET[:23])
+
+
 EQUAL = {
     "train_step of the guide": guide,
     "low-level train_step": low_level,
@@ -275,4 +363,10 @@ EQUAL = {
     "persistent tape": persistent_tape,
     "accumulation by hand": accumulation,
     "embedding in a train_step": looked_up,
+    "synchronised batch norm in a train_step": partial(normalised, Normalised),
+    "synchronised batch norm and two optimizers": partial(normalised, NormalisedTwice),
+    "synchronised batch norm and a gradient penalty": partial(normalised, Penalised),
+    "synchronised batch norm and a penalty of a sum": partial(normalised, PenalisedSum),
+    "synchronised batch norm and examples that are moved": partial(normalised, Attacked),
+    "synchronised batch norm and a gradient that is given": partial(normalised, Chained),
 }

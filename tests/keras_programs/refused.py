@@ -1,5 +1,7 @@
 """Programs that are not the same on several devices, with what `cn.fit` says; and those that draw numbers."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -194,20 +196,18 @@ def clipped_by_hand():
 class Counts(Guide):
     """How many examples it has seen, of which a slice has only some."""
 
-    def __init__(self):
+    def __init__(self, dtype):
         super().__init__()
-        self.seen = self.add_weight(
-            shape=(), dtype="int64", initializer="zeros", trainable=False, name="seen"
-        )
+        self.seen = self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False, name="seen")
 
     def train_step(self, data):
         logs = super().train_step(data)
-        self.seen.assign_add(ops.shape(data[0])[0])
+        self.seen.assign_add(ops.cast(ops.shape(data[0])[0], self.seen.dtype))
         return logs
 
 
-def counted_examples():
-    made = Counts()
+def counted_examples(dtype="int64"):
+    made = Counts(dtype)
     made.compile(keras.optimizers.SGD(0.1), "mse")
     return made, (FLAT, TARGET)
 
@@ -238,6 +238,7 @@ REFUSED = {
     "a loss for each token": (masked_language, "train_step='MaskedLanguage': is a sum over the examples"),
     "apply in a branch": (applied_in_a_branch, "inside a loop, a branch or a tf.function"),
     "examples counted in a train_step": (counted_examples, "seen': is given what is no mean"),
+    "examples counted in a float": (partial(counted_examples, "float64"), "seen': is given what is no mean"),
     "a maximum in the logs": (largest_in_the_logs, r"log\['largest'\].*leave it out of the logs"),
     "fixed batch size": (fixed_batch_size, r"slice of 4.*refused\.py.*ops\.reshape"),
 }

@@ -85,6 +85,7 @@ QUICK = [
     ("WGAN-GP", 2),
     ("several outputs in a train_step", 2),
     ("a warmed-up sum", 2),
+    ("synchronised batch norm in a train_step", 4),
 ]
 
 
@@ -106,6 +107,7 @@ SAID = kept(
     "queue of codes",
     "SimCLR with augmentation",
     "examples counted in a layer",
+    "examples counted in a float",
 )
 
 

@@ -80,6 +80,30 @@ def test_statistics_of_slices_are_averaged_and_said(capsys):
     assert np.abs(made.norm.moving_mean.numpy()).max() > 0
 
 
+class Doubled(keras.Sequential):
+    """Twice a sum is not seen to be one, which makes no difference between slices of one size."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                target = 2 * ops.sum(self(x, training=True))
+            loss = ops.mean(inner.gradient(target, x) ** 2) + ops.mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_the_first_batch_with_slices_of_several_sizes_is_proved_too():
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    made = Doubled([keras.Input([6]), norm, keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])
+    made.compile("sgd")
+    cn.fit(made, X[:16], Y[:16], devices=2, batch_size=8, verbose=0)
+    with pytest.raises(cn.InvalidArgument, match=r"train_step='Doubled': .* not the mean of"):
+        cn.fit(made, X[:11], Y[:11], devices=2, batch_size=8, verbose=0)
+
+
 def test_other_ways_of_training_are_refused():
     with pytest.raises(cn.InvalidArgument, match="has no meaning for a train_step"):
         cn.fit(model(), X, Y, devices=2, sync=cn.LocalSGD(2))

@@ -139,6 +139,30 @@ def test_metrics_are_given_what_the_whole_batch_gives():
     mean.update_state(1.0)  # is Keras's again
 
 
+def slope_of_a_sum(target_of):
+    """The gradient of a target in which all examples meet: s * x, where s is the sum of all examples."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(x))
+            target = target_of(total * x)
+        return tape.gradient(target, x)
+
+    return tf.concat([slopes for slopes, _ in on_two(step)], axis=0).numpy()
+
+
+def test_a_slice_counts_by_its_size_where_its_mean_is_differentiated_through_a_sum():
+    """The mean of 3 examples is s * s / 3. Each replica has it times 3 over the size of its slice."""
+    expected = 2 * 9 / 3 * np.array([3 / 2, 3 / 2, 3])
+    np.testing.assert_allclose(slope_of_a_sum(tf.reduce_mean), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", [tf.identity, tf.reduce_sum, lambda each: -tf.reduce_sum(-each)])
+def test_slices_count_the_same_where_the_sum_over_examples_is_differentiated(target):
+    np.testing.assert_allclose(slope_of_a_sum(target), [18.0] * 3, rtol=1e-6)
+
+
 def test_a_metric_of_what_has_no_sum_is_refused():
     metric = keras.metrics.Mean()
 

@@ -75,7 +75,7 @@ class OwnStep:
         # The same with slices that were sent ahead, and what these tell.
         self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
-        self._examined: set[Hashable] = set()  # kinds of batches
+        self._examined: set[Hashable] = set()  # kinds of batches, and whether slices differ in size
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
     def __call__(self, iterator: Any) -> Any:
@@ -101,9 +101,12 @@ class OwnStep:
 
     def _checked(self, data: Any) -> Arguments:
         batch = self._opened(data)
-        if self._batch_kind not in self._examined and len(self.counts(batch)) > 1:
+        counts = self.counts(batch)
+        # Slices of one size do not show whether each counts by its own.
+        kind = self._batch_kind, len(set(counts)) > 1
+        if kind not in self._examined and len(counts) > 1:
             self._examine(batch)
-            self._examined.add(self._batch_kind)
+            self._examined.add(kind)
         return batch
 
     def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:

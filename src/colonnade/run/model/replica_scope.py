@@ -3,7 +3,8 @@
 The user's code is traced as it is. Where it hands gradients to an optimizer, those of all replicas are added
 first, each by the size of its slice, so every replica makes the one update in its own copy of the variables
 and goes on with the new values. Where it updates a metric, that is given what the whole batch gives. Sums
-over the replicas are marks in the trace (see `trace.replica_context`).
+over the replicas are marks in the trace (see `trace.replica_context`); where it differentiates through one,
+as through synchronised batch normalisation, what each slice adds counts by its size too.
 """
 
 import threading
@@ -76,6 +77,9 @@ class ReplicaScope:
             for kind in _with("apply_gradients"):
                 own = self._applying_pairs(vars(kind)["apply_gradients"])
                 stack.enter_context(_exchanged(kind, "apply_gradients", own))
+            stack.enter_context(_context().differentiating(self._share))
+            own = self._differentiating(tf.GradientTape.gradient)
+            stack.enter_context(_exchanged(tf.GradientTape, "gradient", own))
             for metric in metrics:
                 stack.enter_context(_updating(metric, self._outermost(metric.update_state)))
             stack.enter_context(counted_rows())
@@ -122,6 +126,31 @@ class ReplicaScope:
 
         return unconverted(whole_first)
 
+    def _differentiating(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
+        def by_size(
+            tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            given = tape, target, sources, output_gradients, *args
+            # Gradients that are given are those of something that is differentiated already. In other graphs
+            # there are no sums.
+            if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
+                return gradient(*given, **kwargs)
+            context = _context()
+            share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
+            with context.differentiating(share):
+                return gradient(*given, **kwargs)
+
+        return unconverted(by_size)
+
+    def _adds_examples(self, target: Any) -> bool:
+        """Whether a tape gives the gradient of a sum over the examples of this, and not of their mean.
+
+        It adds up what it is given, such as the scores of examples for a gradient penalty.
+        """
+        added = [_in_sum(v) for v in tf.nest.flatten(target) if isinstance(v, tf.Tensor)]
+        grow = [self._grows(v.shape[0]) for v in added if v.shape.rank]  # each has its place in `sizes`
+        return any(grow)
+
     def _check_place(self, method: str, value: str) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             rule = "is called inside a loop, a branch or a tf.function, where a trace cannot be cut"
@@ -129,11 +158,9 @@ class ReplicaScope:
             raise InvalidArgument("fit()", [Problem(method, value, rule, fix)])
 
     def _called(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        context = tf.distribute.get_replica_context()
-        assert isinstance(context, TracingContext)
         self._inside = True
         try:
-            with context.summed():
+            with _context().summed():
                 return fn(*args, **kwargs)
         finally:
             self._inside = False
@@ -220,8 +247,11 @@ class ReplicaScope:
 
     def _of_batch(self, value: Any) -> Any:
         """What the whole batch gives where a slice gives this."""
-        if value is ROWS:
-            return self._total
+        if value is ROWS:  # or a number that happens to be that of the rows
+            return self._total if self._is_rows(self._rows) else self._rows
+        if type(value) is int:
+            self._is_rows(value)  # has its place in `sizes`
+            return value
         if not isinstance(value, tf.Tensor):
             return value
         if value.shape.rank == 0:
@@ -250,6 +280,20 @@ class ReplicaScope:
         whole = self._rows_of_all(numbers, None if size is None else size // self._rows)
         whole.set_shape([None, *value.shape[1:]])
         return tf.cast(whole, value.dtype)
+
+
+def _context() -> TracingContext:
+    context = tf.distribute.get_replica_context()
+    assert isinstance(context, TracingContext)
+    return context
+
+
+def _in_sum(tensor: Any) -> Any:
+    """What a tensor is the sum of, if it is one."""
+    inner = tensor
+    while inner.op.type in ("Identity", "Cast", "Neg"):
+        inner = inner.op.inputs[0]
+    return inner.op.inputs[0] if inner.op.type == "Sum" else tensor
 
 
 def _path(variable: Any, otherwise: str) -> str:

@@ -16,6 +16,7 @@ from colonnade.run.prove.look import STATE, Look
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import is_random_state
 from colonnade.run.variables.saved_state import named
+from colonnade.run.variables.slice_values import counters
 
 
 class Replicated(Protocol):
@@ -51,7 +52,8 @@ class StepInSlices:
 
     def _of(self, change: Callable[[Traced], Traced]) -> "StepInSlices":
         other = copy(self)
-        vars(other).pop("look", None)
+        for made_of_traces in ("look", "_counters"):
+            vars(other).pop(made_of_traces, None)
         made = {id(traced): change(traced) for traced in (self.whole, *self._parts)}
         other.whole, other._parts = made[id(self.whole)], [made[id(part)] for part in self._parts]
         return other
@@ -101,8 +103,13 @@ class StepInSlices:
         streams = {
             c.variable.ref() for c in self.whole.captures if c.variable is not None and is_random_state(c)
         }
-        counts = [v for v in self.whole.written if v.dtype.is_integer and v.ref() not in streams]
-        return {f"{STATE} {name}": v.numpy() for name, v in named([*settled, *counts]).items()}
+        whole_numbers = [v for v in self.whole.written if v.dtype.is_integer and v.ref() not in streams]
+        kept = {v.ref(): v for v in (*settled, *whole_numbers, *self._counters)}
+        return {f"{STATE} {name}": v.numpy() for name, v in named(kept.values()).items()}
+
+    @cached_property
+    def _counters(self) -> list[tf.Variable]:
+        return [v for v in counters(self.whole) if v.dtype.is_floating]
 
     def _values(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """Logs, and what optimizers were given, by name."""

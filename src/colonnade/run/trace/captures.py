@@ -61,6 +61,17 @@ def ancestors(*last: Any) -> list[Any]:
     return list(ops.values())
 
 
+def descendants(*first: Any) -> set[str]:
+    """The names of some ops, and of all that use their results, directly or not."""
+    names, waiting = set[str](), list(first)
+    while waiting:
+        current = waiting.pop()
+        if current.name not in names:
+            names.add(current.name)
+            waiting.extend(op for output in current.outputs for op in output.consumers())
+    return names
+
+
 # By the name of a node: who takes an output of it, as which input, and which output.
 Consumers = dict[str, list[tuple[Any, int, str]]]
 

@@ -45,6 +45,7 @@ class TracingContext(tf.distribute.ReplicaContext):
         self.stage_marks = StageMarks()  # from stage to stage of a pipeline
         self._marks: list[tf.Tensor] = []
         self._summed = False
+        self._share = 1.0
 
     def around_gradient(self) -> AbstractContextManager[Any]:
         """This context, for the gradient: `tf.recompute_grad` calls the layers there once more.
@@ -74,14 +75,33 @@ class TracingContext(tf.distribute.ReplicaContext):
         finally:
             self._summed = before
 
-    def _marked(self, value: Any) -> Any:
-        # The loss is summed over the replicas, so what a sum adds to it is felt by all of them: the
-        # gradient of a sum over the replicas is the sum over the replicas of the gradients.
+    @contextmanager
+    def differentiating(self, share: float) -> Iterator[None]:
+        """While what is differentiated counts by this share in the sum over the replicas.
+
+        By 1 where the replicas' values are added, as by default; by the share of the examples where each has
+        the mean of its slice, and gradients are weighted only when they are complete.
+        """
+        self._share, before = share, self._share
+        try:
+            yield
+        finally:
+            self._share = before
+
+    def _marked(self, value: Any, before: float = 1.0, after: float = 1.0) -> Any:
+        """The sum over the replicas of `before * value`, times `after`; both may differ by replica."""
+
+        # What a sum adds to the loss is felt by all replicas: the gradient of a sum over the replicas is the
+        # sum over the replicas of the gradients. It takes them by their shares, and gives each replica one
+        # that will be taken by its share.
+        def gradient(upstream: Any) -> Any:
+            return self._marked(upstream, after * self._share, before / self._share)
+
         @tf.custom_gradient
         def marked(tensor: Any) -> Any:
-            mark = tf.identity(tensor, name=MARK)
+            mark = tf.identity(_times(tensor, before), name=MARK)
             self._marks.append(mark)
-            return mark, self._marked
+            return _times(mark, after), gradient
 
         return marked(tf.convert_to_tensor(value))
 
@@ -93,3 +113,8 @@ class TracingContext(tf.distribute.ReplicaContext):
         only looks for shapes, and of functions that this one calls.
         """
         return tuple(mark.op.name for mark in self._marks if mark.graph is graph)
+
+
+def _times(tensor: Any, factor: float) -> Any:
+    # Numbers of examples are summed too, and are integers.
+    return tensor if factor == 1.0 else tensor * tf.constant(factor, tensor.dtype)

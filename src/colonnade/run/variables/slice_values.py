@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import READS
+from colonnade.run.trace.captures import READS, descendants
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import reached
 from colonnade.run.variables.aggregation import is_random_state
@@ -16,6 +16,21 @@ def local_variables(traced: Traced) -> list[tf.Variable]:
     """Variables into which a trace writes what depends on its slice other than through sums."""
     written, of_slice = {variable.ref() for variable in traced.written}, tainted(traced)
     return [v for v, handle in handles(traced) if v.ref() in written and is_local(handle, of_slice)]
+
+
+def counters(traced: Traced) -> list[tf.Variable]:
+    """Variables into which a trace writes what no value of a batch is in, such as the number of examples."""
+    written = {variable.ref() for variable in traced.written}
+    left = [(variable, handle) for variable, handle in handles(traced) if variable.ref() in written]
+    inputs = traced.concrete.inputs
+    sources = [tensor.op for tensor in inputs[: len(inputs) - len(traced.captures)]]
+    while True:
+        of_batch = descendants(*sources)
+        given = [handle for _, handle in left if is_local(handle, of_batch)]
+        if not given:
+            return [variable for variable, _ in left]
+        sources += given
+        left = [(variable, handle) for variable, handle in left if handle not in given]
 
 
 def local_outputs(traced: Traced) -> list[bool]:
@@ -52,8 +67,11 @@ def _of_slice(traced: Traced) -> set[str]:
 
 def is_local(handle: Any, of_slice: Container[str]) -> bool:
     """Whether something of the slice is written to the variable of a handle."""
-    writers = [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
-    return any(op.name in of_slice for op in writers)
+    return any(op.name in of_slice for op in _writers(handle))
+
+
+def _writers(handle: Any) -> list[Any]:
+    return [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
 
 
 def handles(traced: Traced) -> list[tuple[tf.Variable, Any]]:
