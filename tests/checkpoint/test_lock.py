@@ -111,6 +111,19 @@ def test_a_fence_that_is_gone_guards_nobody(tmp_path):
             alone.check(1)
 
 
+def test_of_a_new_directory_in_its_place_the_missing_lock_is_told(tmp_path):
+    """The fence is missing too; a user who looks for what was removed knows the lock."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with owned(directory) as alone:
+        directory.rename(tmp_path / "elsewhere")
+        directory.mkdir()
+        with pytest.raises(cn.LostCheckpoint, match=r"the file \.lock in it was removed"):
+            alone.check(1)
+    assert list(directory.iterdir()) == []
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {LOCK, FENCE, OWNER}
+
+
 def test_another_machine_knows_the_directory_by_the_token_of_its_owner(tmp_path, monkeypatch):
     """A directory of the same name on a disk of its own has another token, or none."""
     monkeypatch.setattr(module, "PATIENCE", 0.1)

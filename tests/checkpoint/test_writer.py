@@ -9,7 +9,7 @@ import tensorflow as tf
 import colonnade as cn
 from colonnade.run.checkpoint import writer as module
 from colonnade.run.checkpoint.directory import Archive
-from colonnade.run.checkpoint.lock import FENCE, LOCK, owned
+from colonnade.run.checkpoint.lock import FENCE, LOCK, OWNER, owned
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.tensor_files import read
 from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
@@ -91,6 +91,7 @@ def test_a_full_disk_is_told_once_and_leaves_nothing(writer, archive, monkeypatc
     writer.wait()
     writer.raise_failure()
     assert archive.last() is None
+    assert {path.name for path in archive.directory.iterdir()} == {FENCE, LOCK, OWNER}
 
 
 def test_nothing_is_written_into_what_is_not_owned_any_more(writer, archive):

@@ -43,14 +43,21 @@ class Ownership:
         """What has become of the lock, if it is not in its place any more."""
         if not self.directory.is_dir():
             return "the directory was removed or moved"
-        if (other := _fenced(self.directory)) is None:
-            return f"the file {FENCE} in it was removed"
-        if other != self.token:
+        other = _fenced(self.directory)
+        if other not in (None, self.token):
             return f"another start took it over ({other.partition(',')[0]})"
+        # Where both are gone, as in a new directory of that name, the lock is told of: it is the one that
+        # a user knows.
+        if not self._is_locked:
+            return f"the file {LOCK} in it was removed"
+        return f"the file {FENCE} in it was removed" if other is None else None
+
+    @property
+    def _is_locked(self) -> bool:
+        """Whether the file of that name is still the one that is locked."""
         with contextlib.suppress(FileNotFoundError):
-            if _inode(self.directory / LOCK) == self.inode:
-                return None
-        return f"the file {LOCK} in it was removed"
+            return _inode(self.directory / LOCK) == self.inode
+        return False
 
     def check(self, step: int) -> None:
         """Raise `LostCheckpoint` if another program may save there by now."""
