@@ -7,12 +7,13 @@ import pytest
 import colonnade as cn
 from colonnade.hardware.profile import Recording
 
-X = np.random.default_rng(0).normal(size=[96, 8]).astype("float32")
+# Wide enough: of ops that take less than some microseconds TensorFlow tells nothing.
+X = np.random.default_rng(0).normal(size=[96, 256]).astype("float32")
 
 
 def compiled(**options):
     model = keras.Sequential(
-        [keras.Input([8]), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]
+        [keras.Input([256]), keras.layers.Dense(512, activation="relu"), keras.layers.Dense(1)]
     )
     model.compile("sgd", "mse", **options)
     return model
@@ -32,6 +33,20 @@ def test_steps_over_all_epochs(sync):
     kinds = {event.kind for event in history.timeline.events}
     assert kinds >= {"forward", "backward", "update"}
     assert not Recording.is_under_way()
+
+
+@pytest.mark.parametrize(("asked", "recorded"), [(range(4, 5), (4, 5)), (range(5, 7), (4, 5, 6, 7, 8))])
+def test_several_steps_per_execution_are_recorded_together(asked, recorded):
+    """Of 5 batches, an epoch has executions of 3 and 2."""
+    model, x = compiled(steps_per_execution=3), X[:80]
+    history = cn.fit(model, x, x[:, :1], batch_size=16, epochs=2, devices=2, verbose=0, profile=asked)
+    assert history.timeline.steps == recorded
+
+
+def test_a_profile_that_never_happens_is_no_secret():
+    with pytest.warns(UserWarning, match=r"profile=range\(9, 12\) recorded nothing: .* after 3 steps"):
+        history = cn.fit(compiled(), X, X[:, :1], devices=2, verbose=0, profile=range(9, 12))
+    assert history.timeline is None
 
 
 def test_without_a_profile_there_is_none():

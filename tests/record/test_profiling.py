@@ -15,12 +15,13 @@ from colonnade.describe.waits import HOST
 from colonnade.hardware.profile import Recording
 from colonnade.run.record.profiling import Profiling, profile_problems
 
-X = np.random.default_rng(0).normal(size=[64, 32]).astype("float32")
+# Wide enough: of ops that take less than some microseconds TensorFlow tells nothing.
+X = np.random.default_rng(0).normal(size=[64, 256]).astype("float32")
 
 
 def trainer(**options):
     model = keras.Sequential(
-        [keras.Input([32]), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
+        [keras.Input([256]), keras.layers.Dense(512, activation="relu"), keras.layers.Dense(1)]
     )
     used = model
     if options.pop("pipeline", False):
@@ -59,7 +60,7 @@ def test_every_mode_tells_what_devices_do(mode):
         sent = [event for event in timeline.events if event.kind == "reduction"]
         assert len(sent) == counts["CPU:1", "update"]
         assert {(event.bytes, event.link) for event in sent} <= {(whole, "CPU:1 -> CPU:0")}
-        assert {event.bytes for event in timeline.events if event.kind == "input"} == {32 * 32 * 4}
+        assert {event.bytes for event in timeline.events if event.kind == "input"} == {32 * 256 * 4}
     else:
         for i in range(devices):
             assert counts[f"CPU:{i}", "forward"] == counts[f"CPU:{i}", "backward"] == tasks
@@ -96,7 +97,7 @@ def test_steps_of_a_fit_with_saves_and_a_log(tmp_path):
     (save,) = [event for event in timeline.events if event.kind == "checkpoint"]
     assert (save.device, save.step) == (HOST, 6)
     inputs = [event for event in timeline.events if event.kind == "input"]
-    assert {event.bytes for event in inputs} == {16 * 32 * 4}
+    assert {event.bytes for event in inputs} == {16 * 256 * 4}
     assert not Recording.is_under_way()
     assert trained.fit((X,), batch_size=16, steps=2, progress=False).timeline is None
 
@@ -129,7 +130,14 @@ def test_training_is_the_same_with_a_profile():
 def test_a_fit_that_ends_early_has_what_was_recorded():
     history = trainer().fit((X,), batch_size=16, steps=3, profile=range(2, 50), progress=False)
     assert history.timeline.steps == (2, 3)
-    assert trainer().fit((X,), batch_size=16, steps=3, profile=range(9, 12), progress=False).timeline is None
+
+
+def test_a_profile_that_never_happens_is_no_secret():
+    with pytest.raises(cn.InvalidArgument, match="begins after the last of steps=3"):
+        trainer().fit((X,), batch_size=16, steps=3, profile=range(9, 12), progress=False)
+    with pytest.warns(UserWarning, match=r"profile=range\(9, 12\) recorded nothing: .* after 4 steps"):
+        history = trainer().fit((X,), batch_size=16, epochs=1, profile=range(9, 12), progress=False)
+    assert history.timeline is None
 
 
 def test_a_step_that_fails_ends_the_recording():

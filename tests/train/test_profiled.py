@@ -5,12 +5,13 @@ import tensorflow as tf
 import colonnade as cn
 from colonnade.run.train.profiled import WARM_UP
 
-X = np.ones([40, 2], "float32")
+# Wide enough: of ops that take less than some microseconds TensorFlow tells nothing.
+X = np.ones([40, 1024], "float32")
 
 
 def trainer(**options):
-    w = tf.Variable(tf.ones([2, 1]))
-    return cn.Trainer(lambda x: tf.squeeze(x @ w, 1) ** 2, keras.optimizers.SGD(0.0), devices=2, **options)
+    w = tf.Variable(tf.ones([1024, 64]))
+    return cn.Trainer(lambda x: tf.reduce_sum((x @ w) ** 2, 1), keras.optimizers.SGD(0.0), devices=2, **options)
 
 
 def test_steps_before_those_that_are_recorded_are_made_and_not_in_it():

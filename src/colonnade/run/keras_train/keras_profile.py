@@ -15,6 +15,8 @@ from colonnade.run.trace.op_timeline import Places, op_timeline
 class ProfileSteps(keras.callbacks.Callback):
     """Records the batches of a range, counted from 1 over all epochs; what came of it is in `timeline`.
 
+    Several steps per execution are recorded together if one of them is to be.
+
     Args:
         steps: which.
         converted: makes a timeline of what was recorded, given the number of the first step.
@@ -22,23 +24,24 @@ class ProfileSteps(keras.callbacks.Callback):
 
     def __init__(self, steps: range, converted: Callable[[tuple[ProfiledOp, ...], int], Timeline]) -> None:
         super().__init__()
-        self._profiling, self._done = Profiling(steps, converted), 0
+        self._profiling = Profiling(steps, converted)
+        self._done = self._begun = 0  # batches of this fit, and of the epoch
 
     @property
     def timeline(self) -> Timeline | None:
         return self._profiling.timeline
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._profiling.before(self._done, self._done)
+        self._begun = batch
+        self._profiling.before(self._done, self._done, self.model.steps_per_execution)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # With several steps per execution, `batch` is the last of them.
-        steps = max(1, getattr(self.model, "steps_per_execution", 1) or 1)
-        self._done += steps
+        # With several steps per execution, `batch` is the last of them; the end of the data may cut it off.
+        self._done += min(batch + 1, self.params.get("steps") or batch + 1) - self._begun
         self._profiling.after(self._done)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._profiling.close()
+        self._profiling.end(self._done)
 
     def abandon(self) -> None:
         """The training failed: record nothing more."""

@@ -40,9 +40,13 @@ class Profiling:
         ahead = [edge - 1 - done for edge in (self._steps.start, self._steps.stop) if edge - 1 > done]
         return min(ahead, default=NEVER)
 
-    def before(self, done: int, step: int) -> None:
-        """Before more steps of a fit that has made so many; `step` is where the trainer is."""
-        if self._recording is None and self.timeline is None and done + 1 in self._steps:
+    def before(self, done: int, step: int, most: int = 1) -> None:
+        """Before more steps of a fit that has made so many; `step` is where the trainer is.
+
+        Where up to `most` steps are one execution, all are recorded if one of them is to be.
+        """
+        wanted = done + 1 < self._steps.stop and done + most >= self._steps.start
+        if self._recording is None and self.timeline is None and wanted:
             self._recording, self._first = started(), step + 1
 
     def after(self, done: int) -> Timeline | None:
@@ -51,8 +55,16 @@ class Profiling:
             return None
         return self.close()
 
+    def end(self, done: int) -> Timeline | None:
+        """The fit ends after so many steps: what was recorded so far; a warning where nothing ever was."""
+        if self._steps and self._recording is None and self.timeline is None:
+            warnings.warn(
+                f"profile={self._steps} recorded nothing: the fit ended after {done} steps", stacklevel=2
+            )
+        return self.close()
+
     def close(self) -> Timeline | None:
-        """The fit ends: what was recorded so far."""
+        """What was recorded so far, and no more."""
         if self._recording is None:
             return None
         recording, self._recording = self._recording, None
@@ -82,10 +94,13 @@ def started() -> Recording:
     return recording
 
 
-def profile_problems(profile: Any) -> Iterator[Problem]:
-    """What is wrong with `profile=`."""
+def profile_problems(profile: Any, steps: Any = None) -> Iterator[Problem]:
+    """What is wrong with `profile=` of a fit that makes so many steps, if that is known."""
     if profile is None:
         return
     if not isinstance(profile, range) or profile.step != 1 or profile.start < 1 or not len(profile):
         rule = "must be a range of steps, counted from 1, without gaps"
         yield Problem("profile", profile, rule, "Try profile=range(10, 15)")
+    elif isinstance(steps, int) and 0 < steps < profile.start:
+        rule = f"begins after the last of steps={steps}"
+        yield Problem("profile", profile, rule, f"Begin with one of the {steps} steps, or make more of them")

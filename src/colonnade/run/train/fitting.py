@@ -85,7 +85,7 @@ class Fitting:
         self._heard_of_all(self.peers.exchange("the end of the fit", self.interrupted.told()))
         self.log.advance(self.counts.step, 0, self.saver.saves)
         self.log.interrupted = self.interrupted.ends
-        self._keep(self.profiling.close())
+        self._keep(self.profiling.end(self._done))
         return self._closed()
 
     @property

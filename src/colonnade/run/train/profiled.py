@@ -1,5 +1,6 @@
 """A fit of a few steps for the sake of its profile, and the timeline that is made of what TensorFlow saw."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,16 @@ def warm_and_profiled(fit: Callable[..., History], data: Any, steps: int, batch_
     """Train some steps, and then as many as are wanted with a profile."""
     check("profile()", whole("steps", steps, 1, like=5))
     recorded = range(WARM_UP + 1, WARM_UP + 1 + steps)
-    made = fit(
-        data,
-        steps=WARM_UP + steps,
-        batch_size=batch_size,
-        log_every=steps,
-        progress=False,
-        profile=recorded,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"profile=.* recorded nothing")  # here that is an error
+        made = fit(
+            data,
+            steps=WARM_UP + steps,
+            batch_size=batch_size,
+            log_every=steps,
+            progress=False,
+            profile=recorded,
+        )
     if made.timeline is None:
         rule = f"ended before the {WARM_UP + 1} steps that a profile takes at least"
         raise InvalidArgument("profile()", [Problem("data", "a dataset", rule, "Pass more batches")])

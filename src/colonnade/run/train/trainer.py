@@ -275,7 +275,7 @@ class Trainer:
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
             *checks.of_own_data(self._peers, checkpoint),
             *checks.of_callbacks(callbacks),
-            *profile_problems(profile),
+            *profile_problems(profile, steps),
             *of_prove(prove),
         ]
         check("fit()", amiss)
