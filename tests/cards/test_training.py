@@ -243,3 +243,26 @@ def test_a_nan_stops_with_the_name_of_the_card():
     with pytest.raises(cn.NotFinite, match="GPU:2"):
         trainer.train_on_batch(bad, Y)
     assert_equal(model.get_weights(), before)
+
+
+@pytest.mark.parametrize("number", [2, 8])
+def test_ops_that_cards_do_not_have_run_on_the_host(number):
+    """A step that looks up rows of strings: TensorFlow places such ops softly, as in a tf.function."""
+    words = np.array([f"word {i % 7}" for i in range(24)])
+
+    def end(devices, **options):
+        table = tf.Variable(tf.ones([16, 1]))
+
+        def loss(text):
+            return tf.squeeze(tf.gather(table, tf.strings.to_hash_bucket_fast(text, 16)), 1) ** 2
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=devices, **options)
+        trainer.fit((words,), batch_size=24, steps=STEPS, progress=False)
+        return table.numpy()
+
+    expected = end(CARDS[:1])
+    assert expected.min() < 1
+    assert_equal([end(CARDS[:number])], [expected])
+    # Nothing is stale where one worker waits for its own update.
+    assert_equal([end(CARDS[1:2], sync=cn.Asynchronous())], [expected])
+    assert end(CARDS[:number], sync=cn.Asynchronous()).min() < 1

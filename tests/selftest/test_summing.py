@@ -1,13 +1,14 @@
 """The check of the ways of summing passes where they are right, else fails, and is remembered of cards."""
 
 import pytest
-from examined import DEVICES, fails, outcome
+from examined import CHECKS, DEVICES, fails, outcome
 
 from colonnade.describe.topology import Topology
 from colonnade.hardware import devices as hardware
 from colonnade.hardware.probes import collective, verdicts, watchdog
 from colonnade.run.move.ring import ring_sums
-from colonnade.run.selftest import summing
+from colonnade.run.selftest import selftest, summing
+from colonnade.run.selftest.verdict import SelfCheck, Verdict
 
 NAME = "sums"
 
@@ -68,5 +69,26 @@ def test_a_library_that_is_wrong_or_was_not_asked_is_no_choice_later(cards):
         cards(right())
         assert outcome(NAME).state == "passed"
         cards(sums, version, short)
-        assert "wrong: nccl" in fails(NAME)
+        assert ("wrong: nccl" if version else "no answer of nccl: the sums did not go") in fails(NAME)
         assert set(verdicts.recall(DEVICES)) == {"tree", "ring"}
+
+
+def test_a_library_that_does_not_answer_is_not_called_wrong(cards, monkeypatch):
+    silent = watchdog.Answer(trouble="no end after 60 s")
+    monkeypatch.setattr(collective, "ask_cards", lambda *_: (silent, ""))
+    found = fails(NAME)
+    assert "no answer of nccl: no end after 60 s" in found
+    assert "wrong" not in found
+
+
+def test_a_library_is_no_choice_where_any_check_has_failed(cards):
+    """It may be the copies between cards that are broken: "auto" then stays with what needs no trust."""
+    cards(right())
+    broken = SelfCheck("copies", "", "", lambda devices: Verdict(False, "other bytes"))
+    list(selftest.examine(DEVICES, [CHECKS[NAME], broken]))
+    assert set(verdicts.recall(DEVICES)) == {"tree", "ring"}
+    list(selftest.examine(DEVICES, [CHECKS[NAME]]))
+    assert set(verdicts.recall(DEVICES)) == {"tree", "ring", "nccl"}
+    for _ in selftest.examine(DEVICES, [CHECKS[NAME], broken]):
+        break  # cut off: what was found before holds
+    assert set(verdicts.recall(DEVICES)) == {"tree", "ring", "nccl"}

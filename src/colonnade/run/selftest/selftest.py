@@ -55,7 +55,9 @@ CHECKS = (
         equivalence.inputs,
     ),
     SelfCheck("placed adds", "sums of gradients with NumPy's", EXACT, movement.placed_adds),
-    SelfCheck("sums", "sums on every device, by each way of summing, with NumPy's", EXACT, summing.sums),
+    SelfCheck(
+        summing.NAME, "sums on every device, by each way of summing, with NumPy's", EXACT, summing.sums
+    ),
     SelfCheck("copies", "what each device reads with what each other one sent it", EXACT, movement.copies),
     SelfCheck(
         "placed adds and NCCL",
@@ -93,7 +95,10 @@ def examine(devices: Sequence[str], checks: Sequence[SelfCheck] = CHECKS) -> Ite
     rounded = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
+        results = []
         for check in checks:
-            yield check.on(tuple(devices))
+            results.append(check.on(tuple(devices)))
+            yield results[-1]
+        summing.remember(devices, results)
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(rounded)
