@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.describe.run_folder import is_run, read_run, sessions
+from colonnade.describe.run_folder import is_run, read_run, sessions, told_apart
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.errors import InvalidArgument
 
@@ -76,6 +76,16 @@ def test_steps_that_were_made_again_count_once(tmp_path):
     run = read_run(written(tmp_path / "a", again))
     assert [(line["step"], line["loss"]) for line in run.lines] == [(10, 0.0), (20, 1.0), (30, 1.0)]
     assert any("2 lines are of steps that were made again" in flaw for flaw in run.flaws)
+
+
+def test_runs_in_folders_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    for name in ("x/a/run", "x/b/run", "y/b/run", "other"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / name)
+    monkeypatch.chdir(tmp_path / "x" / "b" / "run")
+    runs = [read_run(path) for path in (tmp_path / "x/a/run", ".", tmp_path / "y/b/run", "../../../other")]
+    assert [run.name for run in told_apart(runs)] == ["a/run", "x/b/run", "y/b/run", "other"]
+    assert [run.name for run in told_apart([runs[0], runs[0]])] == ["run", "run"]
 
 
 def test_beginnings_and_ends(tmp_path):

@@ -81,7 +81,11 @@ def test_a_timeline_is_kept(tmp_path):
     timeline = Timeline.of([Event("CPU:0", 0.0, 1.0, "forward")])
     with RunLog(tmp_path, dict, dict) as log:
         log.profiled(timeline)
-    assert Timeline.from_json((tmp_path / "timeline.json").read_text()) == timeline
+    with RunLog(tmp_path, dict, dict) as log:
+        log.begin(4, resumed=4)
+        assert Timeline.from_json((tmp_path / "timeline.json").read_text()) == timeline
+        log.begin(0, resumed=None)  # another training: what was profiled is not of it
+        assert not (tmp_path / "timeline.json").exists()
 
 
 def test_a_half_line_is_ended_once(tmp_path):

@@ -9,7 +9,7 @@ timeline.json   where the time of some steps went, if they were profiled; predic
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,11 @@ class Run:
     timeline: Timeline | None = None
     predicted: Timeline | None = None
     flaws: tuple[str, ...] = ()  # what is missing or broken, in words
+    called: str = ""  # the name, where that of the folder would not do
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return self.called or self.path.resolve().name
 
     @property
     def metrics(self) -> list[str]:
@@ -118,6 +119,28 @@ def read_run(path: str | Path, where: str = "report()") -> Run:
     return Run(folder, facts, tuple(lines), tuple(progress), timeline, predicted, tuple(flaws))
 
 
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs with names that differ: as much of the end of a path as no other one has.
+
+    A folder that is there twice has one name.
+    """
+    paths = [run.path.resolve() for run in runs]
+    return [replace(run, called=_own_end(path, paths)) for run, path in zip(runs, paths, strict=True)]
+
+
+def _own_end(path: Path, paths: Sequence[Path]) -> str:
+    """The shortest end of a path that no other one has.
+
+    >>> _own_end(Path("/a/run"), [Path("/a/run"), Path("/b/run")])
+    'a/run'
+    """
+    others = [other.parts for other in paths if other != path]
+    count = 1
+    while any(path.parts[-count:] == other[-count:] for other in others):
+        count += 1
+    return str(Path(*path.parts[-count:]))
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like that of a run."""
     return any((folder / name).is_file() for name in (RUN, METRICS))
@@ -133,6 +156,8 @@ def _names(folder: Path, where: str) -> set[str]:
         problem = Problem("DIR", str(folder), "is a file and no directory", fix)
     except OSError as error:
         problem = Problem("DIR", str(folder), f"cannot be read ({error.strerror})", "Ask its owner for it")
+    except ValueError:  # a NUL byte
+        problem = Problem("DIR", str(folder), "is no path that a system can have", fix)
     raise InvalidArgument(where, [problem])
 
 

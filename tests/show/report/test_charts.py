@@ -1,9 +1,10 @@
 """Charts as data: what is drawn, and that nothing of a user's becomes a tag."""
 
 import json
+import math
 
 import pytest
-from runs import facts, run_folder, timeline
+from runs import START, facts, run_folder, timeline
 
 from colonnade.describe.run_folder import read_run
 from colonnade.describe.timeline import Event, Timeline
@@ -116,6 +117,24 @@ def test_shares_and_staleness(tmp_path):
     assert [trace["y"] for trace in charts.shares(run)["traces"]] == [[0.25], [0.75]]
     (bars,) = charts.staleness(run)["traces"]
     assert (bars["x"], bars["y"]) == ([0, 3], [5.0, 7.0])
+
+
+def test_shares_of_a_long_run_are_stacked_at_the_same_steps(tmp_path):
+    """Each thinned by itself, they would have points at different steps, and sums of anything."""
+    folder = run_folder(tmp_path / "a", steps=1)
+    lines = []
+    for i in range(5000):
+        first = 0.3 + 0.1 * math.sin(i * 1.7)
+        second = 0.9 - first if i == 3333 else 0.2 + 0.05 * math.cos(i * 0.9)
+        parts = {"CPU:0": first, "CPU:1": second, "CPU:2": 1 - first - second}
+        lines.append({"step": i + 1, "time": START + i, "shares": parts})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    traces = charts.shares(read_run(folder))["traces"]
+    assert len(traces[0]["x"]) <= 2000
+    assert all(trace["x"] == traces[0]["x"] and trace["times"] == traces[0]["times"] for trace in traces)
+    assert 3334 in traces[0]["x"]  # a spike of one of them
+    sums = [sum(parts) for parts in zip(*(trace["y"] for trace in traces), strict=True)]
+    assert sums == pytest.approx([1.0] * len(sums), abs=1e-5)
 
 
 @pytest.mark.parametrize("broken", [None, 7, "x", [1], {"estimate": 3}, {"estimate": {"CPU:0": 4}}])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -60,6 +61,25 @@ def test_outputs_that_cannot_be(tmp_path, output, rule):
     folder = run_folder(tmp_path / "a")
     with pytest.raises(InvalidArgument, match=rule):
         report([folder], tmp_path / output)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    folder, pipe = run_folder(tmp_path / "a"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run([COMMAND, "report", str(folder), "-o", str(pipe)], timeout=60)
+    assert done.returncode == 2
+    assert "is there, and is no regular file. Name another file" in " ".join(done.stderr.split())
+    with pytest.raises(InvalidArgument, match="is no regular file"):
+        report([folder], pipe, force=True)
+    assert pipe.is_fifo()
+
+
+def test_a_path_with_a_nul_byte(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=r"output='.*\\x00.*': is no path that a system can have"):
+        report([folder], f"{tmp_path}/a\0b.html")
+    with pytest.raises(InvalidArgument, match=r"DIR='a\\x00b': is no path that a system can have"):
+        report(["a\0b"])
 
 
 def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
@@ -265,6 +285,23 @@ def test_buttons(page):
     assert span(page, timeline) == whole[1] - whole[0]
 
 
+@pytest.mark.parametrize("dragged", [(2.0, 3.0), (-3.0, -2.0), (0.9, 1.4), (-0.1, 0.1), (0.0, 1e-12)])
+def test_zoom_stays_inside_of_a_timeline(page, dragged):
+    timeline = number_of(page, "Timeline")
+    chart = f"""document.querySelector('.chart[data-chart="{timeline}"]')"""
+    card = page.locator(".card", has=page.locator(f'.chart[data-chart="{timeline}"]')).last
+    card.get_by_role("button", name="all").click()
+    first, last = page.evaluate(f"{chart}._fullLayout.xaxis.range")
+    moved = [first + (last - first) * part for part in dragged]
+    page.evaluate(f"range => Plotly.relayout({chart}, {{'xaxis.range': range}})", moved)
+    for name in ("closer", "farther", "farther"):
+        card.get_by_role("button", name=name).click()
+        start, end = page.evaluate(f"{chart}._fullLayout.xaxis.range")
+        assert first <= start < end <= last
+    card.get_by_role("button", name="all").click()
+    assert page.evaluate(f"{chart}._fullLayout.xaxis.range") == [first, last]
+
+
 def test_no_button_sends_a_chart_away(page):
     titles = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(e => e.dataset.title)")
     assert "Download plot as a PNG" in titles
@@ -373,6 +410,58 @@ def test_runs_side_by_side(browser, tmp_path):
         assert [rows.nth(i).locator("td").first.inner_text() for i in range(3)] == ["a", "b", "c"]
         page.locator("details.run summary").nth(1).click()
         page.wait_for_function("document.documentElement.dataset.drawn === '5'")  # its timeline and memory
+
+
+LEFT = """() => {
+    const chart = name => [...document.querySelectorAll("details[open] .chart, main > .grid .chart")]
+        .find(e => e.ariaLabel.startsWith(name));
+    const loss = chart("loss"), timeline = chart("Timeline");
+    return {
+        theme: document.documentElement.dataset.theme,
+        open: [...document.querySelectorAll("details.run[open]")].map(e => e.id),
+        refresh: document.querySelector("[data-act=refresh]").textContent,
+        over: [...document.querySelectorAll("[data-act=time]")].map(e => e.textContent),
+        title: loss._fullLayout.xaxis.title.text,
+        log: [loss._fullLayout.yaxis.type,
+              loss.closest(".card").querySelector("[data-act=log]").ariaPressed],
+        zoom: [loss._fullLayout.xaxis.range, timeline._fullLayout.xaxis.range],
+        hidden: loss.data.map(trace => trace.visible ?? true),
+    };
+}"""
+
+
+def test_a_refresh_leaves_the_page_as_it_was(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.time, "time", lambda: START + 5)
+    folders = [run_folder(tmp_path / name, how=None) for name in ("a", "b")]
+    made = report(folders, tmp_path / "page.html")
+    with opened(browser, made) as page:
+        page.locator("[data-act=refresh]").click()
+        page.locator("[data-act=theme]").click()
+        page.get_by_role("button", name="over steps").first.click()
+        page.get_by_role("button", name="log").first.click()
+        page.locator("details.run summary").nth(1).click()
+        page.wait_for_function("document.documentElement.dataset.drawn === '5'")
+        page.locator("#run-1").get_by_role("button", name="closer").first.click()
+        loss = "document.querySelector('.chart[aria-label=loss]')"
+        page.evaluate(f"Plotly.relayout({loss}, {{'xaxis.range': [0.25, 0.5]}})")
+        page.evaluate(f"Plotly.restyle({loss}, {{visible: 'legendonly'}}, [2])")
+        before = page.evaluate(LEFT)
+        assert (before["theme"], before["open"], before["refresh"]) == ("dark", ["run-1"], "refresh is off")
+        assert (before["over"], before["log"]) == (["over time"] * 2, ["log", "true"])
+        assert before["zoom"][0] == [0.25, 0.5]
+        assert "legendonly" in before["hidden"]
+        report(folders, made)
+        page.reload()
+        page.wait_for_function("document.documentElement.dataset.drawn === '5'")
+        assert page.evaluate(LEFT) == before
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    folders = [run_folder(tmp_path / name / "run", steps=5) for name in ("a", "b")]
+    text = report(folders, tmp_path / "page.html").read_text()
+    assert '<p class="lead">a/run, b/run</p>' in text
+    assert "<td>a/run</td>" in text
+    assert '"name": "b/run"' in text  # of a curve
 
 
 @pytest.mark.long

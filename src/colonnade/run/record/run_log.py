@@ -65,6 +65,8 @@ class RunLog:
     def begin(self, step: int, resumed: int | None) -> None:
         """The fit begins after so many steps, or goes on from a saved one."""
         self._step = step
+        if self._folder is not None and resumed is None:  # what an earlier fit profiled is not of this one
+            (self._folder / TIMELINE).unlink(missing_ok=True)
         self._note("begin", step=step, resumed=resumed, process=os.getpid())
 
     def advance(self, step: int, skipped: int, saves: Any) -> None:

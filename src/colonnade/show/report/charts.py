@@ -17,7 +17,7 @@ from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.describe.waits import HOST
-from colonnade.show.report.thinning import extremes, kept
+from colonnade.show.report.thinning import extremes, kept, kept_together
 
 Chart = dict[str, Any]
 # A timeline with more events is drawn without the shortest ones, which a screen could not show.
@@ -30,8 +30,8 @@ def rounded(value: float | None) -> float | None:
 
 
 def curve(run: Run, values: Sequence[float | None], name: str, colour: str, **look: Any) -> Chart:
-    """A line over the steps of a run."""
-    chosen = kept(values)
+    """A line over the steps of a run; `chosen` are the points to draw, if not those that suit it best."""
+    chosen = look.pop("chosen", None) or kept(values)
     steps, times = run.column("step"), elapsed(run)
     return {
         "type": "scattergl" if look.pop("many", False) else "scatter",
@@ -155,8 +155,10 @@ def shares(run: Run) -> Chart | None:
     columns = by_device(run, "shares")
     if not columns:
         return None
+    # What is stacked must have its points at the same steps.
+    chosen = kept_together(list(columns.values()))
     traces = [
-        curve(run, values, device, line_colour(i), stackgroup="one", width=0.5)
+        curve(run, values, device, line_colour(i), stackgroup="one", width=0.5, chosen=chosen)
         for i, (device, values) in enumerate(columns.items())
     ]
     return {

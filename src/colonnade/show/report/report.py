@@ -10,7 +10,7 @@ from colonnade import __version__
 from colonnade.describe.device_order import in_order
 from colonnade.describe.pictures.colours import line_colour
 from colonnade.describe.pictures.html import network, size
-from colonnade.describe.run_folder import Run, inner, number, read_run
+from colonnade.describe.run_folder import Run, inner, number, read_run, told_apart
 from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
@@ -94,8 +94,15 @@ def _output(paths: Sequence[str | Path], output: str | Path | None) -> Path:
 
 def _unwritable(page: Path, force: bool) -> Iterator[Problem]:
     try:
-        if page.is_dir():
+        if "\0" in str(page):
+            rule = "is no path that a system can have"
+            yield Problem("output", str(page), rule, "Leave the NUL byte out")
+        elif page.is_dir():
             yield Problem("output", str(page), "is a directory", "Name a file in it, such as report.html")
+        elif page.exists() and not page.is_file():
+            # Such as a pipe, which nobody may ever write to: whoever reads it waits.
+            rule = "is there, and is no regular file"
+            yield Problem("output", str(page), rule, "Name another file")
         elif page.exists() and not force and not _ours(page):
             rule = "is there, and is no page of Colonnade's"
             yield Problem("output", str(page), rule, "Name another file, or write over it with --force")
@@ -125,6 +132,8 @@ def rendered(runs: Sequence[Run], now: float) -> str:
         if (missing.name or "").partition(".")[0] not in ("markupsafe", "plotly", "jinja2"):
             raise
         raise ColonnadeError("a report needs Plotly and Jinja2: pip install 'colonnade[report]'") from None
+    if len(runs) > 1:
+        runs = told_apart(runs)
     drawn: list[charts.Chart] = []
     described = [_told(run, i, drawn, now) for i, run in enumerate(runs)]
     metrics = ["loss", *dict.fromkeys(name for run in runs for name in run.metrics)]

@@ -33,6 +33,17 @@ def kept(values: Sequence[float | None], most: int = MOST) -> list[int]:
     return chosen
 
 
+def kept_together(curves: Sequence[Sequence[float | None]], most: int = MOST) -> list[int]:
+    """Which points to draw of curves that are stacked: the same of all, and of each those that matter to it.
+
+    >>> kept_together([[0.0, 1.0], [1.0, 0.0]])
+    [0, 1]
+    """
+    if all(len(values) <= most for values in curves):
+        return list(range(max(map(len, curves), default=0)))
+    return sorted({i for values in curves for i in kept(values, most // len(curves))})
+
+
 def extremes(
     low: Sequence[float | None], high: Sequence[float | None], most: int = MOST
 ) -> tuple[list[int], list[float | None], list[float | None]]:

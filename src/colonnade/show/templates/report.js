@@ -6,7 +6,13 @@
   // A finger on a curve scrolls the page; a timeline moves under it.
   const touch = matchMedia("(pointer: coarse)").matches;
   const drawn = new Map();
-  let chosen = null, printing = false, inTime = false;
+  // A page that refreshes itself stays as its reader left it. A browser may keep nothing for a file.
+  const place = `colonnade report ${location.pathname}`;
+  function recalled() {
+    try { return JSON.parse(sessionStorage.getItem(place)) || {}; } catch { return {}; }
+  }
+  const left = { chosen: null, inTime: false, paused: false, open: [], charts: {}, ...recalled() };
+  let { chosen, inTime, paused } = left, printing = false;
 
   const dark = () => !printing && (chosen ? chosen === "dark" : system.matches);
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -45,12 +51,22 @@
     return chart.traces.map(({ times, ...trace }) => (inTime && times ? { ...trace, x: times } : trace));
   }
 
+  // Not its number: a chart may have come before it meanwhile.
+  const named = (element) => `${element.closest("details.run")?.id ?? ""} ${element.getAttribute("aria-label")}`;
+  const card = (element) => element.closest(".card");
+
   function draw(element) {
     const chart = charts[element.dataset.chart];
+    const was = left.charts[named(element)] ?? {};
+    if (was.log) press(element, true);
+    const now = layout(chart), lines = traces(chart);
+    for (const axis of ["xaxis", "yaxis"])
+      if (was[axis]) now[axis] = { ...now[axis], range: was[axis], autorange: false };
+    for (const line of lines) if (was.visible && line.name in was.visible) line.visible = was.visible[line.name];
     // Nothing of a page leaves it: without the button that sends a chart to Plotly's cloud.
     const config = { responsive: true, displaylogo: false, scrollZoom: Boolean(chart.timeline), showSendToCloud: false,
       plotlyServerURL: "", displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-    const done = Plotly.newPlot(element, traces(chart), layout(chart), config);
+    const done = Plotly.newPlot(element, lines, now, config);
     drawn.set(element, chart);
     return done;
   }
@@ -80,7 +96,38 @@
     }
   }
 
+  function press(element, log) {
+    card(element).querySelector("[data-act=log]").setAttribute("aria-pressed", String(log));
+    const chart = charts[element.dataset.chart];
+    chart.layout = merged(chart.layout, { yaxis: { type: log ? "log" : "linear" } });
+  }
+
+  function nameTime() {
+    for (const button of document.querySelectorAll("[data-act=time]")) {
+      button.setAttribute("aria-pressed", String(inTime));
+      button.textContent = inTime ? "over time" : "over steps";
+    }
+  }
+
+  addEventListener("pagehide", () => {
+    for (const [element, chart] of drawn) {
+      const kept = { visible: {} };
+      for (const axis of ["xaxis", "yaxis"]) {
+        const { range, autorange } = element._fullLayout[axis];
+        const first = JSON.stringify(axis === "xaxis" ? spans[element.dataset.chart] : chart.layout.yaxis?.range);
+        if (!autorange && JSON.stringify(range) !== first) kept[axis] = range;
+      }
+      kept.log = chart.layout.yaxis?.type === "log";
+      for (const { name, visible } of element.data) if (visible !== undefined) kept.visible[name] = visible;
+      left.charts[named(element)] = kept;
+    }
+    const open = [...document.querySelectorAll("details.run[open]")].map((details) => details.id);
+    try { sessionStorage.setItem(place, JSON.stringify({ ...left, chosen, inTime, paused, open })); } catch { /* full, or forbidden */ }
+  });
+
   theme();
+  nameTime();
+  for (const details of document.querySelectorAll("details.run")) details.open = left.open.includes(details.id);
   system.addEventListener("change", recolour);
   document.querySelector("[data-act=theme]").addEventListener("click", () => {
     chosen = dark() ? "light" : "dark";
@@ -90,33 +137,33 @@
   for (const button of document.querySelectorAll("[data-act=time]")) {
     button.addEventListener("click", () => {
       inTime = !inTime;
-      for (const other of document.querySelectorAll("[data-act=time]")) {
-        other.setAttribute("aria-pressed", String(inTime));
-        other.textContent = inTime ? "over time" : "over steps";
-      }
+      nameTime();
       for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart));
     });
   }
 
   for (const button of document.querySelectorAll("[data-act=log]")) {
     button.addEventListener("click", () => {
-      const element = button.closest(".card").querySelector(".chart");
+      const element = card(button).querySelector(".chart");
       const log = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(log));
-      charts[element.dataset.chart].layout = merged(charts[element.dataset.chart].layout, { yaxis: { type: log ? "log" : "linear" } });
+      press(element, log);
       Plotly.relayout(element, { "yaxis.type": log ? "log" : "linear", "yaxis.autorange": true });
     });
   }
 
-  // Fingers have no wheel.
+  // Fingers have no wheel. A range stays inside of the timeline, also after it was dragged out of sight.
   const spans = charts.map((chart) => (chart.timeline ? [...chart.layout.xaxis.range] : null));
+  function zoomed([first, last], [from, to], factor) {
+    const wide = Math.min(last - first, Math.abs(to - from) * factor);
+    const start = Math.max(first, Math.min(last - wide, (from + to) / 2 - wide / 2));
+    return [start, start + wide];
+  }
   for (const button of document.querySelectorAll("[data-zoom]")) {
     button.addEventListener("click", () => {
-      const element = button.closest(".card").querySelector(".chart");
-      const [first, last] = spans[element.dataset.chart];
-      const [from, to] = element.layout.xaxis.range;
-      const middle = (from + to) / 2, half = ((to - from) / 2) * Number(button.dataset.zoom);
-      Plotly.relayout(element, { "xaxis.range": [Math.max(first, middle - half), Math.min(last, middle + half)] });
+      const element = card(button).querySelector(".chart");
+      const whole = spans[element.dataset.chart], factor = Number(button.dataset.zoom);
+      const range = factor ? zoomed(whole, element.layout.xaxis.range, factor) : [...whole];
+      Plotly.relayout(element, { "xaxis.range": range });
     });
   }
 
@@ -139,7 +186,6 @@
   // A page of a run that goes on is made again every few seconds (--watch), and looks at itself as often.
   const seconds = Number(root.dataset.refresh);
   if (seconds > 0) {
-    let paused = false;
     const button = document.querySelector("[data-act=refresh]");
     const name = () => { button.textContent = paused ? "refresh is off" : `refreshes every ${seconds} s`; };
     button.hidden = false;
