@@ -116,10 +116,13 @@ def test_a_trial_that_was_taken_and_never_begun_is_got_back(books):
     """The answer to a take was lost: the trial is ours in the storage, and we do not know it."""
     book = books()
     take(book)
+    assert not book.may_come_back()
     book._running.clear()
+    assert book.may_come_back(), "else a sweep that has no other trial left would end here"
     assert book.tidy() == []
     assert "never begun" in book.tidy()[0]
     assert states(book) == ["WAITING"]
+    assert not book.may_come_back()
 
 
 def test_ends_can_be_told_twice(books):

@@ -180,10 +180,12 @@ class TrialBook:
         return StudyState(counts, BestTrial(best.number, best.values[0], best.params))
 
     def may_come_back(self) -> bool:
-        """Whether a trial runs whose owner here is gone, so that it is soon to be run again."""
-        names = (_attributes(trial).get("owner") for trial in self._trials(TrialState.RUNNING))
-        owners = {str(name) for name in names if name not in (None, self._owner.name)}
-        return any(owning.state(self._folder, name) in ("dying", "dead") for name in owners)
+        """Whether a trial that runs will be run again: its owner here is gone, or we do not know of it."""
+        owners = {t.number: _attributes(t).get("owner") for t in self._trials(TrialState.RUNNING)}
+        if any(name == self._owner.name and number not in self._running for number, name in owners.items()):
+            return True
+        others = {str(name) for name in owners.values() if name not in (None, self._owner.name)}
+        return any(owning.state(self._folder, name) in ("dying", "dead") for name in others)
 
     def end(self, taken: Taken, ending: Ending) -> Ending:
         """Write down how a trial ended; returns what became of it: a failure may have become a cut."""
