@@ -29,12 +29,14 @@ def random_kills(folder: Path, kills: int, seed: int, model: str, data: str) -> 
     chance, notes = random.Random(seed), folder / "notes"
     notes.mkdir(parents=True)
     # With a checkpoint too: arrays are shuffled in another way with one.
+    began = time.monotonic()
     wanted = of_a_fork(notes, lambda: train(folder / "unbroken", model, data))
+    whole = time.monotonic() - began
     total = {"kills": 0, "inside a save": 0, "between steps": 0, "at any time": 0}
     while True:
         where = chance.choice(("save", "step", "any")) if total["kills"] < kills else "nowhere"
         note, after = notes / f"{total['kills']}.point", chance.randint(0, 60)
-        delay, early = chance.uniform(0, 0.3), chance.uniform(0.5, 4)
+        delay, early = chance.uniform(0, 0.3), chance.uniform(0.1, 0.6) * whole
 
         def body(where=where, note=note, after=after, delay=delay) -> str:
             if where == "save":

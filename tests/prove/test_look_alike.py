@@ -31,8 +31,8 @@ def batch_of(rows, width, likeness, seed):
 def looked_at(rows, width, devices, likeness, seed, planted=0.0):
     """A batch in slices and as a whole; `planted` is by how much slices differ, relative to what is right."""
     keras.utils.set_random_seed(seed)
-    layers = keras.layers.Dense(width, "tanh"), keras.layers.Dense(3)
-    model = keras.Sequential([keras.Input([width]), *layers])
+    layers = keras.layers.Dense(width, "tanh", name="first"), keras.layers.Dense(3, name="last")
+    model = keras.Sequential([keras.Input([width]), *layers], name="model")  # so leaves are named alike
 
     def loss(x, y):
         right = tf.reduce_mean((model(x) - y) ** 2)
@@ -42,7 +42,9 @@ def looked_at(rows, width, devices, likeness, seed, planted=0.0):
         return Objective(loss, part, lambda scaled: scaled)
 
     batch = batch_of(rows, width, likeness, seed)
-    return InSlices.traced(traced, sizes(rows, devices), batch, "/device:CPU:0").look
+    look = InSlices.traced(traced, sizes(rows, devices), batch, "/device:CPU:0").look
+    assert look.rows  # now: they are named after the model, which is gone after this
+    return look
 
 
 # These differ by 1.8 to 15 times what moving last digits and permuting the examples lets one allow.
@@ -56,17 +58,31 @@ ALIKE = [
 OTHERS = [(64, 128, 4, 0.0, 92), (512, 32, 4, 1e-5, 45), (128, 8, 8, 1e-3, 5), (33, 128, 8, 1.0, 9)]
 
 
-@pytest.mark.parametrize("case", [ALIKE[0], *long(*((case,) for case in (*ALIKE[1:], *OTHERS)))])
+# No rounding explains it, and it is not beyond all rounding: so a look takes all runs that it may take.
+UNEXPLAINED = 1e-3
+
+
+def allowed_of(look):
+    """What is allowed, relative to the size of each value."""
+    return {row.leaf: row.tolerance / largest(look.one[row.leaf]) for row in look.rows}
+
+
+@pytest.mark.parametrize("case", [*ALIKE[:2], *long(*((case,) for case in (*ALIKE[2:], *OTHERS)))])
 def test_examples_that_are_alike_are_not_refused_and_three_times_the_rounding_is(case):
     look = looked_at(*case)
     assert look.unequal == []
-    # The value of which the least is allowed, relative to its size.
-    allowed = {row.leaf: row.tolerance / largest(look.one[row.leaf]) for row in look.rows}
+    # A look ends with the run that explains all differences; all runs together allow the most.
+    allowed = allowed_of(looked_at(*case, planted=UNEXPLAINED))
+    assert all(allowed[leaf] >= some for leaf, some in allowed_of(look).items())
+    # Three times that is refused: of the value of which the least is allowed, and of every other one.
     least = min(allowed, key=allowed.get)
     planted = looked_at(*case, planted=3 * allowed[least])
     assert any(row.leaf == least for row in planted.unequal), planted.rows
-    # And that is little: hundredths of a percent of a gradient at the most.
-    assert allowed[least] < 1e-4
+    planted = looked_at(*case, planted=3 * max(allowed.values()))
+    assert planted.unequal == list(planted.rows)
+    # And that is little: a hundredth of a percent of a gradient at the most, and less of the loss.
+    assert max(allowed.values()) < 1e-4
+    assert allowed[least] < 1e-5
 
 
 class OwnStep(keras.Sequential):
