@@ -9,6 +9,7 @@ EXTRA  := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo gpu || ech
 # Of the build for CUDA, which tests on cards made of host memory need; the library takes a part of it by its name.
 FAKED  := tensorflow==2.21.*
 CARDS  := .venv-cards
+COMPILER := command -v g++ >/dev/null || { echo "make cards needs a C++ compiler. On Debian: apt-get install g++"; exit 1; }
 
 .PHONY: demo test coverage cards check soak bench bench-all bench-peers docs clean
 
@@ -74,12 +75,13 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.python
 	@touch $@ $(VENV)/.demo
 
 $(CARDS)/fakecards.so: tests/cards/fakecards.cc $(CARDS)/.dev
+	@$(COMPILER)
 	@folder=$$($(CARDS)/bin/python -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("tensorflow").origin))') && \
 		g++ -w -std=c++17 -O1 -shared -fPIC -fno-rtti -DNDEBUG -I"$$folder/include" $< -o $@ -L"$$folder" \
 		-l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,-rpath,"$$folder" -ldl
 
 $(CARDS)/.dev: pyproject.toml
-	@command -v g++ >/dev/null || { echo "make cards needs a C++ compiler. On Debian: apt-get install g++"; exit 1; }
+	@$(COMPILER)
 	@echo "Installing $(FAKED), the build for CUDA, and Colonnade into $(CARDS), once; this takes some minutes."
 	@$(PYTHON) -m venv $(CARDS)
 	@$(CARDS)/bin/python -m pip install --quiet --disable-pip-version-check '$(FAKED)' tensorboard --editable '.[demo,dev]'
