@@ -11,7 +11,9 @@ X = np.ones([40, 1024], "float32")
 
 def trainer(**options):
     w = tf.Variable(tf.ones([1024, 64]))
-    return cn.Trainer(lambda x: tf.reduce_sum((x @ w) ** 2, 1), keras.optimizers.SGD(0.0), devices=2, **options)
+    return cn.Trainer(
+        lambda x: tf.reduce_sum((x @ w) ** 2, 1), keras.optimizers.SGD(0.0), devices=2, **options
+    )
 
 
 def test_steps_before_those_that_are_recorded_are_made_and_not_in_it():
