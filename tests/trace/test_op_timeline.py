@@ -1,5 +1,7 @@
 """Timelines of ops, told by their names."""
 
+from dataclasses import replace
+
 import pytest
 
 from colonnade.describe.waits import EDGE, HOST, OTHER_MACHINES, PROGRAM
@@ -174,7 +176,7 @@ def test_devices_that_do_not_wait_for_each_other_wait_for_updates_input_and_save
         ("slice CPU:1 4", MARK, 3.5, 4.0),
         ("something else", MARK, 0.0, 9.0),
     ]
-    timeline = op_timeline(ops(*rows), Places(["CPU:0", "CPU:1"], free=True))
+    timeline = op_timeline(ops(*rows), Places(["CPU:0", "CPU:1"], free=True, dealt=False))
     assert [(e.device, e.cause, e.start, e.end) for e in timeline.events if e.kind == "waiting"] == [
         ("CPU:1", "update", 1.2, 1.5),
         ("CPU:0", "update", 1.5, 1.8),
@@ -231,3 +233,11 @@ def test_messages_between_machines_are_of_the_host_and_waited_for():
     breakdown = timeline.breakdown()
     assert breakdown.waited_for == {"CPU:0": {OTHER_MACHINES: 2.0}}
     assert breakdown.advice()[0].startswith("other machines: 50% of the time")
+
+
+def test_a_device_that_is_not_seen_to_compute_is_named_where_it_must_have():
+    """Asynchronous devices take slices as they are free, so one of them may get none."""
+    alone = [op for op in ops(*step(0.0)) if "replica_1" not in op.name]
+    with pytest.warns(UserWarning, match="lacks what CPU:1 computed"):
+        op_timeline(alone, TWO)
+    op_timeline(alone, replace(TWO, dealt=False))  # warnings are errors here

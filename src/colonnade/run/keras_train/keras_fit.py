@@ -96,7 +96,7 @@ def fit(
     if how.peers.several:
         arguments["callbacks"] = together.own
     steps = ModelSteps(model, how, saying(arguments.get("verbose", "auto")), validates=True)
-    watching = profiled_by(profile, how.devices, arguments)
+    watching = profiled_by(profile, how.devices, how.sync, arguments)
     late = shows_late(steps.train, how.sync, x, arguments.get("callbacks"))
     with (
         looking_ahead(steps.train, arguments.get("callbacks"), how.peers) as (train, counting),

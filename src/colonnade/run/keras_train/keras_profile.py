@@ -8,6 +8,8 @@ import keras
 from colonnade.describe.timeline import Timeline
 from colonnade.hardware.placement import short
 from colonnade.hardware.profile import ProfiledOp
+from colonnade.run.asynchronous.asynchronous import Asynchronous
+from colonnade.run.engine.protocols import Sync
 from colonnade.run.record.profiling import Profiling
 from colonnade.run.trace.op_timeline import Places, op_timeline
 
@@ -49,12 +51,13 @@ class ProfileSteps(keras.callbacks.Callback):
 
 
 def profiled_by(
-    steps: range | None, devices: Sequence[str], arguments: dict[str, Any]
+    steps: range | None, devices: Sequence[str], sync: Sync, arguments: dict[str, Any]
 ) -> ProfileSteps | None:
     """A callback that records these steps, put behind the others that `model.fit` is called with."""
     if steps is None:
         return None
-    places = Places([short(device) for device in devices])
+    dealt = not isinstance(sync, Asynchronous)
+    places = Places([short(device) for device in devices], dealt=dealt)
     callback = ProfileSteps(steps, lambda ops, first: op_timeline(ops, places, first))
     given = arguments.get("callbacks") or []
     arguments["callbacks"] = [*(given if isinstance(given, list | tuple) else [given]), callback]

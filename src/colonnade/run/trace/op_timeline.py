@@ -64,12 +64,14 @@ class Places:
         rows: of a pipeline: for each row the devices of its stages.
         updates: for each copy of the variables, and each op that works for one parameter alone, its device.
         free: whether devices never wait for another one to compute.
+        dealt: whether every device computes in every step; else one may be quicker and take all of its work.
     """
 
     devices: Sequence[str]
     rows: Sequence[Sequence[str]] = ()
     updates: Mapping[tuple[int, str], str] | None = None
     free: bool = False
+    dealt: bool = True
 
 
 def op_timeline(ops: Iterable[ProfiledOp], places: Places, first: int = 1) -> Timeline:
@@ -88,7 +90,7 @@ def op_timeline(ops: Iterable[ProfiledOp], places: Places, first: int = 1) -> Ti
     work = [*marked, *_joined(named)]
     events = [*work, *_hosted(known, work)]
     every = dict.fromkeys([*places.devices, *(device for row in places.rows for device in row)])
-    if work and not places.free:
+    if work and places.dealt:
         _warn_of_silent(every, work)
     return Timeline.of([*events, *_waits(events, every, marks, places.free)])
 

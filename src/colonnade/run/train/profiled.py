@@ -46,6 +46,7 @@ def timeline_of(
     rows = [[short(device) for device in row] for row in pipeline.rows] if pipeline else []
     updates = engine.workers.update_devices() if isinstance(engine, Lockstep) else {}
     short_names = {key: short(device) for key, device in updates.items()}
+    dealt = not isinstance(engine, AsynchronousEngine)
     free = isinstance(engine, AsynchronousEngine) and engine.order is None
-    places = Places([short(device) for device in engine.devices], rows, short_names, free)
+    places = Places([short(device) for device in engine.devices], rows, short_names, free, dealt)
     return op_timeline(ops, places, first)
