@@ -145,6 +145,24 @@ def test_a_page_of_a_run_that_goes_on_looks_at_itself_again(tmp_path, monkeypatc
     assert "data-refresh" not in report([folder]).read_text().partition("<style>")[0]
 
 
+@pytest.mark.parametrize(("how", "later"), [("finished", 5), (None, 50_000)])
+def test_a_watched_page_always_looks_at_itself_again(tmp_path, monkeypatch, how, later):
+    """A run is silent while it compiles, and has finished between two fits: a page must not be the last."""
+    folder = run_folder(tmp_path / "a", how=how)
+    monkeypatch.setattr(module.time, "time", lambda: START + later)
+
+    def goes_on(seconds):
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 7777, "loss": 0.0123}\n')
+
+    monkeypatch.setattr(module.time, "sleep", goes_on)
+    first, second = (page.read_text() for page in itertools.islice(watch([folder]), 2))
+    for text in (first, second):
+        assert 'data-refresh="5"' in text.partition("<style>")[0]
+    assert "<dd>7,777<" not in first
+    assert "<dd>7,777<" in second
+
+
 def test_the_command(tmp_path):
     folder = run_folder(tmp_path / "a")
     done = run([COMMAND, "report", str(folder), str(folder), "-o", str(tmp_path / "both.html")])

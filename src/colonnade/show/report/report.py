@@ -37,12 +37,17 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     Returns:
         Where the page is.
     """
+    return _made(paths, output, force, watched=False)
+
+
+def _made(paths: Sequence[str | Path], output: str | Path | None, force: bool, *, watched: bool) -> Path:
     check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
     of_study = any(is_study(Path(path)) for path in paths)
     runs = [] if of_study else _read(paths)
     page = _output(paths, output)
     check(WHERE, _unwritable(page, force))
-    text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
+    refresh = SECONDS if watched else 0
+    text = study_page(Path(paths[0]), refresh) if of_study else rendered(runs, time.time(), refresh)
     fresh = page.with_name(f".{page.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -68,9 +73,13 @@ def _read(paths: Sequence[str | Path]) -> list[Run]:
 def watch(
     paths: Sequence[str | Path], output: str | Path | None = None, *, force: bool = False
 ) -> Iterator[Path]:
-    """Make the page again and again, with a pause of some seconds in between."""
+    """Make the page again and again, with a pause of some seconds in between.
+
+    Each one looks at itself again, whatever the run does: one that is silent compiles perhaps, and after
+    one that has finished the next fit into the same folder begins.
+    """
     while True:
-        yield report(paths, output, force=force)
+        yield _made(paths, output, force, watched=True)
         force = False  # from now on it is a page of ours
         time.sleep(SECONDS)
 
@@ -121,8 +130,8 @@ def _ours(page: Path) -> bool:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(2000)
 
 
-def rendered(runs: Sequence[Run], now: float) -> str:
-    """The page."""
+def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
+    """The page; it looks at itself again after so many seconds, and also while a run goes on."""
     try:
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
@@ -149,7 +158,7 @@ def rendered(runs: Sequence[Run], now: float) -> str:
         made=run_summary.moment(now),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         lead=described[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
-        refresh=SECONDS if "running" in states else 0,
+        refresh=refresh or (SECONDS if "running" in states else 0),
         runs=described,
         names=[run.name for run in runs],
         compared=[list(compared[0]), *(list(row.values()) for row in compared)],

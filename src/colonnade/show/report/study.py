@@ -36,8 +36,11 @@ def write_page(folder: Path) -> Path:
     return page
 
 
-def study_page(folder: Path) -> str:
-    """One HTML page on the study in a folder, which needs no other file and no network."""
+def study_page(folder: Path, refresh: int = 0) -> str:
+    """One HTML page on the study in a folder, which needs no other file and no network.
+
+    It looks at itself again after so many seconds, unless they are 0.
+    """
     from plotly.offline import get_plotlyjs
 
     from colonnade.sweeps.study import open_study
@@ -48,6 +51,7 @@ def study_page(folder: Path) -> str:
     best = study.best_trial if "complete" in states else None
     return render(
         "study.html",
+        refresh=refresh,
         name=study.study_name,
         direction=study.direction.name.lower(),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
