@@ -98,9 +98,38 @@ def test_an_output_without_permission(tmp_path, monkeypatch):
     def forbidden(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.write_text", forbidden)
+    monkeypatch.setattr("os.fsync", forbidden)
     with pytest.raises(InvalidArgument, match=r"cannot be written \(Permission denied\)"):
         report([folder])
+    assert not [path.name for path in folder.iterdir() if "report" in path.name]
+
+
+def test_names_that_are_no_text(tmp_path):
+    """A folder in another encoding, and half a pair of surrogates, which JSON can spell."""
+    folder = run_folder(tmp_path / os.fsdecode(b"caf\xe9"), models=["\ud800"])
+    line = json.dumps({"step": 1, "loss": 1.0, "\ud800": 0.5, "replicas": {"\ud800": 1.0}})
+    (folder / "metrics.jsonl").write_text(line)
+    text = report([folder]).read_text()
+    assert "<title>caf? \u00b7 Colonnade</title>" in text
+    assert 'aria-label="?"' in text
+    assert r'"name": "\ud800"' in text
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_link_is_followed_and_kept(tmp_path):
+    folder, link = run_folder(tmp_path / "a"), tmp_path / "link.html"
+    link.symlink_to("there.html")
+    with pytest.raises(InvalidArgument, match=r"is a link to there\.html, which is not there\..*--force"):
+        report([folder], link)
+    assert not (tmp_path / "there.html").exists()
+    assert report([folder], link, force=True) == link
+    assert report([folder], link) == link  # a page of ours by now
+    assert link.is_symlink()
+    assert "Colonnade report" in (tmp_path / "there.html").read_text()
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere" / "there.html")
+    with pytest.raises(InvalidArgument, match="is in no directory"):
+        report([folder], link, force=True)
 
 
 def test_no_folder_at_all(tmp_path):

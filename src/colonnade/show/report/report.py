@@ -12,6 +12,7 @@ from colonnade.describe.pictures.colours import line_colour
 from colonnade.describe.pictures.html import network, size
 from colonnade.describe.run_folder import Run, inner, number, read_run, told_apart
 from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
+from colonnade.describe.whole_file import write_whole
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.forecast import forecast
@@ -48,10 +49,9 @@ def _made(paths: Sequence[str | Path], output: str | Path | None, force: bool, *
     check(WHERE, _unwritable(page, force))
     refresh = SECONDS if watched else 0
     text = study_page(Path(paths[0]), refresh) if of_study else rendered(runs, time.time(), refresh)
-    fresh = page.with_name(f".{page.name}.{os.getpid()}")
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(page)
+        # Through a link, as whoever made it wants the page in another place.
+        write_whole(Path(os.path.realpath(page)), text)
     except OSError as error:
         raise InvalidArgument(WHERE, [_closed(page, error.strerror)]) from None
     return page
@@ -112,10 +112,13 @@ def _unwritable(page: Path, force: bool) -> Iterator[Problem]:
             # Such as a pipe, which nobody may ever write to: whoever reads it waits.
             rule = "is there, and is no regular file"
             yield Problem("output", str(page), rule, "Name another file")
+        elif page.is_symlink() and not page.exists() and not force:
+            rule = f"is a link to {os.readlink(page)}, which is not there"
+            yield Problem("output", str(page), rule, "Name another file, or make the page there with --force")
         elif page.exists() and not force and not _ours(page):
             rule = "is there, and is no page of Colonnade's"
             yield Problem("output", str(page), rule, "Name another file, or write over it with --force")
-        elif not page.parent.is_dir():
+        elif not Path(os.path.realpath(page)).parent.is_dir():
             yield Problem("output", str(page), "is in no directory", "Make the directory first")
     except OSError as error:
         yield _closed(page, error.strerror)
