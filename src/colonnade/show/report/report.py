@@ -153,7 +153,7 @@ def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
     learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
     speed = _add(drawn, charts.speed(logged)) if logged else None
     states = [one["state"][0] for one in described]
-    compared = run_summary.comparison(runs, now)
+    columns, rows = run_summary.comparison(runs, now)
     return render(
         "report.html",
         generator=GENERATOR,
@@ -164,7 +164,7 @@ def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
         refresh=refresh or (SECONDS if "running" in states else 0),
         runs=described,
         names=[run.name for run in runs],
-        compared=[list(compared[0]), *(list(row.values()) for row in compared)],
+        compared=[columns, *rows],
         differences=[[name, *values] for name, values in run_summary.differences(runs)],
         flaws=[words if len(runs) == 1 else f"{run.name}: {words}" for run in runs for words in _flaws(run)],
         sections=_sections(described),
@@ -178,8 +178,7 @@ def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
 
 
 def _flaws(run: Run) -> list[str]:
-    bad = run_summary.not_finite(run)
-    return [*run.flaws, *([bad] if bad else [])]
+    return [*run.flaws, *run_summary.not_finite(run)]
 
 
 def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -324,7 +323,9 @@ def _notes(run: Run) -> Iterator[str]:
     names = inner(run.facts, "machines").get("names")
     if isinstance(names, list) and len(names) > 1:
         own = int(number(inner(run.facts, "machines").get("rank")) or 0)
-        who = f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if own < len(names) else "one"
+        who = (
+            f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if 0 <= own < len(names) else "one"
+        )
         yield (
             f"This is the log of {who}. Loss and speed are those of all; devices, memory, links and the "
             "timeline are its own. The others write into machine-1, machine-2, ... of the first one's folder."
