@@ -162,6 +162,17 @@ def test_a_page_is_made_of_what_is_there(tmp_path):
         assert words in text
 
 
+@pytest.mark.parametrize("more", [{"end": 10**400}, {"link": 3}, {"cause": {}}, {"bytes": "x"}, {"step": []}])
+def test_a_timeline_of_wrong_types_is_left_out(tmp_path, more):
+    folder = run_folder(tmp_path / "a")
+    event = {"device": "CPU:0", "start": 0.0, "end": 1.0, "kind": "forward", **more}
+    for name in ("timeline", "predicted"):
+        (folder / f"{name}.json").write_text(json.dumps({"events": [event]}))
+    text = report([folder]).read_text()
+    assert "timeline.json is damaged and left out" in text
+    assert "predicted.json is damaged and left out" in text
+
+
 def test_a_page_of_a_run_that_goes_on_looks_at_itself_again(tmp_path, monkeypatch):
     folder = run_folder(tmp_path / "a", how=None)
     naps = []
