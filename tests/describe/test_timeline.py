@@ -116,3 +116,13 @@ def test_in_a_notebook():
     assert len(repr(timeline)) < 60
     assert html.count("<rect") == 2
     assert "Nothing was recorded" in Timeline.of([])._repr_html_()
+
+
+def test_a_notebook_shows_a_part_of_a_large_timeline():
+    """And says how much it leaves out."""
+    events = [Event(f"CPU:{i}", float(j), j + 1.0, "forward") for i in range(256) for j in range(60)]
+    html = Timeline.of(events)._repr_html_()
+    assert "224 more devices are not drawn." in html
+    assert "420 shorter events are not drawn." in html  # 32 devices have 1920, and 1500 are drawn
+    assert len(html) < 400_000
+    assert "not drawn" not in Timeline.of(events[:120])._repr_html_()

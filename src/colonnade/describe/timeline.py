@@ -8,8 +8,9 @@ from typing import Any
 from colonnade.describe import fields
 from colonnade.describe.breakdown import Breakdown
 from colonnade.describe.device_order import in_order
-from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.drawings import MOST_BOXES, boxes
 from colonnade.describe.pictures.html import bars, paragraphs
+from colonnade.describe.pictures.machine_map import MOST_DEVICES
 from colonnade.describe.spans import merged
 from colonnade.errors import Problem, check, is_whole
 
@@ -110,10 +111,15 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """In a notebook: the picture, the parts of the time, and the words."""
-        breakdown, devices = self.breakdown(), in_order(self.devices)
+        breakdown, every = self.breakdown(), in_order(self.devices)
+        devices = every[:MOST_DEVICES]
         rows = {device: breakdown.seconds[device] for device in devices if device in breakdown.seconds}
-        picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, breakdown.span, breakdown.host)}{paragraphs(breakdown.sentences())}"
+        events = [event for event in self.events if event.device in devices]
+        left_out = [f"{len(every) - len(devices):,} more devices are not drawn."] * (every != devices)
+        if len(events) > MOST_BOXES:
+            left_out.append(f"{len(events) - MOST_BOXES:,} shorter events are not drawn.")
+        picture = boxes(events, devices, self.span) + bars(rows, breakdown.span, breakdown.host)
+        return picture + paragraphs([*left_out, *breakdown.sentences()])
 
     def __repr__(self) -> str:
         """Short, also inside of a history: the events are many."""

@@ -259,17 +259,9 @@ class Topology:
     def _repr_html_(self) -> str:
         """In a notebook: the devices, and the kinds of links between them."""
         # Only here: whoever reasons about machines shall not wait for what draws them.
-        from colonnade.describe.pictures.html import network, table
+        from colonnade.describe.pictures.machine_map import machine_map
 
-        names = [device.name for device in self.devices]
-        pairs = {
-            (i, j): (f"{link.kind}, {_speed(link)}", 0.0 if math.isinf(link.bandwidth) else link.bandwidth)
-            for i, row in enumerate(self.links)
-            for j, link in enumerate(row)
-            if i != j
-        }
-        kinds = [[name, *(link.kind for link in row)] for name, row in zip(names, self.links, strict=True)]
-        return network(names, pairs) + table(["", *names], kinds)
+        return machine_map(self)
 
     def to_json(self) -> str:
         """As JSON; the links are listed once each, and the matrix holds their positions."""
@@ -387,10 +379,6 @@ def _machines(plain: dict[str, Any]) -> Topology:
 def _plain(link: Link) -> dict[str, Any]:
     """As JSON takes it, which has no word for what has no end."""
     return {**asdict(link), "bandwidth": None if math.isinf(link.bandwidth) else link.bandwidth}
-
-
-def _speed(link: Link) -> str:
-    return "shared memory" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s"
 
 
 def _link(plain: dict[str, Any]) -> Link:
