@@ -11,7 +11,7 @@ import sys
 import pytest
 from browser import chromium, opened
 from fresh import COMMAND, run
-from runs import START, run_folder
+from runs import START, run_folder, timeline
 
 from colonnade.errors import ColonnadeError, InvalidArgument
 from colonnade.show.report import report as module
@@ -171,6 +171,21 @@ def test_a_timeline_of_wrong_types_is_left_out(tmp_path, more):
     text = report([folder]).read_text()
     assert "timeline.json is damaged and left out" in text
     assert "predicted.json is damaged and left out" in text
+
+
+def test_events_that_are_not_drawn_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.charts, "MOST_EVENTS", 20)
+    folder = run_folder(tmp_path / "a")
+    (folder / "predicted.json").write_text(timeline(steps=5).to_json())
+    text = report([folder]).read_text()
+    assert "8 events that are too short to be seen are not drawn" in text  # of 4 steps of 7 events
+    assert "15 predicted events that are too short to be seen are not drawn" in text
+
+
+def test_links_that_cannot_be_read_are_told(tmp_path):
+    text = report([run_folder(tmp_path / "a", topology={"version": 77})]).read_text()
+    assert "run.json: the links between devices cannot be read, and are left out" in text
+    assert "MiB in all, as counted." in text
 
 
 def test_a_page_of_a_run_that_goes_on_looks_at_itself_again(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 from colonnade import __version__
 from colonnade.describe.device_order import in_order
 from colonnade.describe.pictures.colours import line_colour
-from colonnade.describe.pictures.html import network, size
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number, read_run, told_apart
 from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
 from colonnade.describe.whole_file import write_whole
@@ -17,6 +17,7 @@ from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.forecast import forecast
 from colonnade.show.report.study import is_study, study_page
+from colonnade.show.report.traffic import Traffic
 
 # By this a page knows that it may be made again.
 GENERATOR = "Colonnade report"
@@ -178,7 +179,8 @@ def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
 
 
 def _flaws(run: Run) -> list[str]:
-    return [*run.flaws, *run_summary.not_finite(run)]
+    damaged = "run.json: the links between devices cannot be read, and are left out"
+    return [*run.flaws, *[damaged] * Traffic.of(run).damaged, *run_summary.not_finite(run)]
 
 
 def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -235,10 +237,14 @@ def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, 
 
 def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Where the time went."""
-    foretold = None
+    foretold, left_out = None, 0
     if run.predicted is not None and run.predicted.events:
-        foretold = charts.timeline(run.predicted, "predicted")[0]
-    common = {"forecast": forecast(run), "predicted": _add(drawn, foretold)}
+        foretold, left_out = charts.timeline(run.predicted, "predicted")
+    common = {
+        "forecast": forecast(run),
+        "predicted": _add(drawn, foretold),
+        "predicted_undrawn": left_out,
+    }
     if run.timeline is None or not run.timeline.events:
         return {**common, "words": [], "timeline": None, "undrawn": 0}
     breakdown = run.timeline.breakdown()
@@ -296,23 +302,12 @@ def _any(waits: Mapping[str, Mapping[str, float]], what: str, span: float) -> bo
 
 def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Links, memory, shares and staleness."""
-    links = run_summary.links(run)
-    devices = in_order({device for pair in links for device in pair})
-    positions = {device: i for i, device in enumerate(devices)}
-    words = {
-        (positions[source], positions[target]): (size(amount), amount)
-        for (source, target), amount in links.items()
-        if source != target
-    }
-    total = sum(links.values())
-    picture: Any = ""
-    if words:
-        from markupsafe import Markup
+    from markupsafe import Markup
 
-        picture = Markup(network(devices, words, labelled=True))
+    traffic = Traffic.of(run)
     return {
-        "network": picture,
-        "traffic": f"{size(total)} in all, as counted.",
+        "network": Markup(traffic.html),
+        "traffic": traffic.words,
         "memory": _add(drawn, charts.memory(run)),
         "shares": _add(drawn, charts.shares(run)),
         "staleness": _add(drawn, charts.staleness(run)),
