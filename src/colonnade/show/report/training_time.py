@@ -41,13 +41,13 @@ class TrainingTime:
 
 def _spans(run: Run) -> Iterator[Span]:
     """A session that was killed ends with the last line that it wrote."""
-    logged = sorted(_times(run.lines))
+    logged = list(_times(run.lines))
     told = sorted([*logged, *_times(run.progress)])
     begun = [(start, end) for begin, end in sessions(run) if (start := number(begin.get("time"))) is not None]
     first = min((start for start, _ in begun), default=float("inf"))
-    early = logged[: bisect_left(logged, first)]  # of sessions whose beginning is not known
+    early = [time for time in logged if time < first]  # of sessions whose beginning is not known
     if early:
-        yield early[0], early[-1]
+        yield min(early), max(early)
     for k, (start, end) in enumerate(begun):
         following = begun[k + 1][0] if k + 1 < len(begun) else float("inf")
         stop = None if end is None else number(end.get("time"))

@@ -40,10 +40,14 @@
     return result;
   }
 
-  function layout(chart) {
+  // A sheet of paper is 700 pixels wide.
+  const paper = (element) => Math.min(640, element.clientWidth || 640);
+
+  function layout(chart, element) {
     const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
     if (chart.curve) own.xaxis = { title: { text: inTime ? "seconds" : "step" } };
     if (chart.timeline) { own.margin.l = 74; own.dragmode = "pan"; own.margin.t = 44; }
+    if (printing) own.width = paper(element);
     return merged(merged(looks(), own), chart.layout);
   }
 
@@ -59,7 +63,7 @@
     const chart = charts[element.dataset.chart];
     const was = left.charts[named(element)] ?? {};
     if (was.log) press(element, true);
-    const now = layout(chart), lines = traces(chart);
+    const now = layout(chart, element), lines = traces(chart);
     for (const axis of ["xaxis", "yaxis"])
       if (was[axis]) now[axis] = { ...now[axis], range: was[axis], autorange: false };
     for (const line of lines) if (was.visible && line.name in was.visible) line.visible = was.visible[line.name];
@@ -73,21 +77,29 @@
 
   const visible = (element) => !element.closest("details:not([open])");
 
+  // A browser tells by this mark how long a reader waited for what is seen first.
+  function firstView() {
+    if (!performance.getEntriesByName("first view").length) performance.mark("first view");
+  }
+
   // One at a time, so that the page can be scrolled meanwhile.
   async function drawAll() {
     for (const element of document.querySelectorAll(".chart")) {
       if (!drawn.has(element) && visible(element)) {
+        if (element.getBoundingClientRect().top > innerHeight) firstView();
         await draw(element);
         await new Promise((resume) => setTimeout(resume));
       }
     }
+    firstView();
+    performance.mark("all drawn");
     root.dataset.drawn = String(drawn.size);
   }
 
   function recolour() {
     theme();
     for (const [element, chart] of drawn) {
-      const now = layout(chart);
+      const now = layout(chart, element);
       const change = {};
       for (const key of ["font", "legend", "hoverlabel", "modebar"]) change[key] = now[key];
       for (const axis of ["xaxis", "yaxis"])
@@ -138,7 +150,7 @@
     button.addEventListener("click", () => {
       inTime = !inTime;
       nameTime();
-      for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart));
+      for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart, element));
     });
   }
 
@@ -167,20 +179,35 @@
     });
   }
 
-  for (const details of document.querySelectorAll("details.run")) details.addEventListener("toggle", drawAll);
+  for (const details of document.querySelectorAll("details.run")) {
+    details.addEventListener("toggle", () => {
+      // What was drawn for paper, or before the window had another size.
+      if (details.open && !printing)
+        for (const element of drawn.keys()) if (details.contains(element)) Plotly.Plots.resize(element);
+      drawAll();
+    });
+  }
 
-  // A sheet of paper is light, and 700 pixels wide.
+  // A sheet of paper is light, and nothing is folded on it. Who prints does not wait for promises; Plotly keeps
+  // none of them open for a chart of this page.
+  const unfolded = new Set();
   addEventListener("beforeprint", () => {
     printing = true;
-    for (const details of document.querySelectorAll("details.run")) details.open = true;
-    for (const element of document.querySelectorAll(".chart")) if (!drawn.has(element)) draw(element);
+    for (const details of document.querySelectorAll("details.run:not([open])")) {
+      details.open = true;
+      unfolded.add(details);
+    }
     recolour();
-    for (const element of drawn.keys()) Plotly.relayout(element, { width: Math.min(640, element.clientWidth || 640) });
+    for (const element of drawn.keys()) Plotly.relayout(element, { width: paper(element) });
+    for (const element of document.querySelectorAll(".chart")) if (!drawn.has(element)) draw(element);
+    root.dataset.drawn = String(drawn.size);
   });
   addEventListener("afterprint", () => {
     printing = false;
     recolour();
     for (const element of drawn.keys()) Plotly.relayout(element, { width: null, autosize: true });
+    for (const details of unfolded) details.open = false;
+    unfolded.clear();
   });
 
   // A page of a run that goes on is made again every few seconds (--watch), and looks at itself as often.
@@ -191,7 +218,7 @@
     button.hidden = false;
     name();
     button.addEventListener("click", () => { paused = !paused; name(); });
-    setInterval(() => { if (!paused) location.reload(); }, seconds * 1000);
+    setInterval(() => { if (!paused && !printing) location.reload(); }, seconds * 1000);
   }
 
   drawAll();
