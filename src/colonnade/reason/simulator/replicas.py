@@ -13,6 +13,7 @@ from colonnade.describe.layer_cost import LayerCost
 from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
+from colonnade.reason.simulator import layer_time
 from colonnade.reason.simulator.runtime import Runtime
 from colonnade.reason.simulator.stages import Ran
 from colonnade.reason.transfers import cost
@@ -103,6 +104,7 @@ def reduce_replicas(
     worst = np.zeros(len(paces))
     waited = np.zeros(len(paces))
     moved, busiest, hops = 0, 0, []
+    ends = {key: _last_backward(ran, plan.stage) for key, ran in {id(r): r for r in replicas}.items()}
     for stage in range(plan.stage):
         layers = [layer for k, part in enumerate(parts) if k % plan.stage == stage for layer in part]
         made = messages(
@@ -113,8 +115,7 @@ def reduce_replicas(
             runtime.bucket,
             _wire(workload, runtime, local),
         )
-        spans = {id(ran): _last_backward(ran, stage) for ran in {id(r): r for r in replicas}.values()}
-        begins, closes = np.array([spans[id(ran)] for ran in replicas]).T
+        begins, closes = np.array([ends[id(ran)][stage] for ran in replicas]).T
         stretch = (paces - 1.0) * closes  # a slow step is late by as much as it is slow
         last = (closes + stretch).max(axis=1)
         waited = np.maximum(waited, last - finished)
@@ -144,13 +145,13 @@ def _wire(workload: Workload, runtime: Runtime, local: bool) -> float:
     return runtime.wire * workload.parameters / workload.gradient_bytes
 
 
-def _last_backward(ran: Sequence[Ran], stage: int) -> tuple[float, float]:
-    """When the last backward pass of a stage begins and ends."""
-    start, end = 0.0, 0.0
+def _last_backward(ran: Sequence[Ran], num_stages: int) -> list[tuple[float, float]]:
+    """When the last backward pass of each stage begins and ends."""
+    found = [(0.0, 0.0)] * num_stages
     for device, begin, close, task in ran:
-        if device == stage and close >= end and task.backward:
-            start, end = begin, close
-    return start, end
+        if task.backward and close >= found[device][1]:
+            found[device] = begin, close
+    return found
 
 
 def _one(
@@ -175,7 +176,9 @@ def _one(
         chosen = _topology_of(topology, members)
         rounds = [tuple((d, 0) for d in range(1, plan.data))] if shared_memory else list(reduction(chosen))
         ready = begins[:, None] + part[None, :] * (closes - begins)[:, None]
-        addition = workload.addition * size / max(1, workload.gradient_bytes)
+        kinds = dict.fromkeys(topology.devices[d] for d in members)
+        adding = max(layer_time.addition_seconds(workload, device) for device in kinds)
+        addition = adding * size / max(1, workload.gradient_bytes)
         ended, hops = reduced(chosen, rounds, ready, made.sizes, back=not shared_memory, addition=addition)
         named = [Hop(members[h.source], members[h.target], h.start, h.end, h.bytes) for h in hops]
         total = sum(hop.bytes for hop in hops) if not shared_memory else 0
