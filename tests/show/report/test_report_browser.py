@@ -58,6 +58,27 @@ def test_every_chart_is_drawn_with_its_points(page):
     assert "Between steps: 15% of the time" in page.locator(".words").inner_text()
 
 
+def test_titles_of_axes_stand_beside_the_figures(page):
+    room = page.evaluate(
+        """() => [...document.querySelectorAll(".chart")].filter(e => e.querySelector(".ytitle")).map(e =>
+            Math.min(...[...e.querySelectorAll(".ytick")].map(t => t.getBoundingClientRect().left))
+            - e.querySelector(".ytitle").getBoundingClientRect().right)"""
+    )
+    assert len(room) == 3
+    assert min(room) >= 0
+
+
+def test_long_figures_stay_in_their_tile(browser, tmp_path):
+    folder = run_folder(tmp_path / "a")
+    (folder / "metrics.jsonl").write_text('{"step": 123456789, "loss": 1.234567e-100, "time": 1790009999}')
+    with opened(browser, report([folder])) as page:
+        over = page.evaluate(
+            """[...document.querySelectorAll(".strip dd")].filter(e => e.scrollWidth > e.clientWidth)
+                .map(e => e.textContent)"""
+        )
+        assert over == []
+
+
 def middle(page, chart):
     box = page.locator(f'.chart[data-chart="{chart}"] .nsewdrag').bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box
@@ -193,6 +214,11 @@ def test_a_narrow_screen_needs_no_scrolling_to_the_side(page):
             .every(e => e.getBoundingClientRect().right <= innerWidth)"""
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    # No legend has to be scrolled.
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".chart .legend .scrollbar")]
+            .every(e => e.getBoundingClientRect().height === 0)"""
+    )
     page.set_viewport_size(before)
 
 
@@ -337,6 +363,11 @@ def test_printed_several_runs_are_unfolded_and_folded_again(browser, tmp_path):
             assert 300 < chart["wide"] <= 640, seen
             assert chart["colour"] == "#1d2230"
         assert page.locator("details.run[open]").count() == 3
+        page.set_viewport_size({"width": 690, "height": 900})  # that of the paper
+        page.emulate_media(media="print")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 690  # no table is cut off
+        page.emulate_media(media="screen", color_scheme="dark")
+        page.set_viewport_size({"width": 1280, "height": 900})
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.evaluate("[...document.querySelectorAll('details[open]')].map(e => e.id)") == ["run-1"]
         drawn = page.pdf(print_background=True, format="A4")  # the browser tells of it by itself

@@ -23,7 +23,7 @@ def test_the_strip(run):
     assert found["loss"] == ("0.09957", "lowest 0.08962")
     assert found["devices"] == ("2", "Synchronous(shares='even')")
     assert found["time"] == ("1 s", "began 2026-09-21 14:13 UTC")
-    assert found["stalled by saves"] == ("0.40%", "1 saves")
+    assert found["stalled by saves"] == ("0.40%", "1 save")
     assert found["waiting"][0].endswith("%")
 
 

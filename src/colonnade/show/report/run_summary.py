@@ -49,9 +49,9 @@ def tiles(run: Run) -> list[Tile]:
             Tile("waiting", f"{breakdown.part('waiting'):.0%}", "of the devices' time, in a profile")
         )
     if (stalled := stall(run)) and seconds:
-        strip.append(
-            Tile("stalled by saves", f"{stalled / seconds:.2%}", f"{len(run.happened('save'))} saves")
-        )
+        count = len(run.happened("save"))
+        note = f"{count:,} save{'s' * (count != 1)}"
+        strip.append(Tile("stalled by saves", f"{stalled / seconds:.2%}", note))
     return strip
 
 

@@ -27,7 +27,7 @@
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal", font: { color: colour("--soft") } },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
-      xaxis: axis, yaxis: axis,
+      xaxis: axis, yaxis: { ...axis, automargin: true },
     };
   }
 
@@ -43,12 +43,19 @@
   // A sheet of paper is 700 pixels wide.
   const paper = (element) => Math.min(640, element.clientWidth || 640);
 
+  // A legend takes half of a chart at most, and is a list where that is narrow.
+  function stretch(element, { layout: { height = 330 }, traces, timeline }) {
+    const list = element.clientWidth < 480 && height < 330 && !timeline ? 60 * Math.max(0, traces.length - 5) : 0;
+    element.style.height = `${height + list}px`;
+  }
+
   function layout(chart, element) {
-    const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
+    const own = { autosize: true, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
     if (chart.curve) own.xaxis = { title: { text: inTime ? "seconds" : "step" } };
     if (chart.timeline) { own.margin.l = 74; own.dragmode = "pan"; own.margin.t = 44; }
     if (printing) own.width = paper(element);
-    return merged(merged(looks(), own), chart.layout);
+    const { height, ...rest } = chart.layout; // that of the element, which Plotly asks for
+    return merged(merged(looks(), own), rest);
   }
 
   function traces(chart) {
@@ -63,6 +70,7 @@
     const chart = charts[element.dataset.chart];
     const was = left.charts[named(element)] ?? {};
     if (was.log) press(element, true);
+    stretch(element, chart);
     const now = layout(chart, element), lines = traces(chart);
     for (const axis of ["xaxis", "yaxis"])
       if (was[axis]) now[axis] = { ...now[axis], range: was[axis], autorange: false };
@@ -183,10 +191,14 @@
     details.addEventListener("toggle", () => {
       // What was drawn for paper, or before the window had another size.
       if (details.open && !printing)
-        for (const element of drawn.keys()) if (details.contains(element)) Plotly.Plots.resize(element);
+        for (const [element, chart] of drawn)
+          if (details.contains(element)) { stretch(element, chart); Plotly.Plots.resize(element); }
       drawAll();
     });
   }
+
+  // Before Plotly, which waits until a window has its size.
+  addEventListener("resize", () => { for (const [element, chart] of drawn) if (visible(element)) stretch(element, chart); });
 
   // A sheet of paper is light, and nothing is folded on it. Who prints does not wait for promises; Plotly keeps
   // none of them open for a chart of this page.
