@@ -251,9 +251,9 @@ class _PlannedStep:
         here, there = plan.device(data, stage), plan.device(data, (stage + 1) % plan.stage)
         size = last.output * self.rows[data] / (plan.width if plan.sequence else 1)
         link = self.topology.links[here][there]
-        sharing = 1
+        sharing = 1.0
         if link.kind == "NET":
-            sharing = max(1, self._neighbours(here, stage))
+            sharing = max(1.0, self._neighbours(here, stage) / max(1, self.topology.adapters))
         if data == 0:
             self.moved += round(2 * size * plan.micro_batches * plan.data * plan.width)
             self.busiest = max(self.busiest, round(size * plan.micro_batches))
