@@ -30,6 +30,13 @@ def test_a_cluster_of_one_needs_no_joining():
     assert joining.unjoined({}) is None
 
 
+def test_who_is_left_alone_of_a_cluster_knows_how_often_it_was_started():
+    one = json.dumps({"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}})
+    assert joining.left_alone({"TF_CONFIG": one, "COLONNADE_GENERATION": "2"}) == 2
+    assert joining.left_alone({"TF_CONFIG": TWO, "COLONNADE_GENERATION": "2"}) is None
+    assert joining.left_alone({}) is None
+
+
 def test_a_cluster_is_known_until_it_is_joined():
     cluster = joining.unjoined({"TF_CONFIG": TWO})
     assert (cluster.rank, cluster.size) == (1, 2)

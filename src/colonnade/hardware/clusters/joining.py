@@ -108,6 +108,12 @@ def unjoined(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     return cluster
 
 
+def left_alone(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How often the cluster was started before of which this program is all, as where one machine is left."""
+    cluster = Cluster.from_environment(environment)
+    return cluster.generation if cluster is not None and cluster.size == 1 else None
+
+
 def _mark(cluster: Cluster) -> str:
     return f"{cluster.digest}/{cluster.rank}"
 
