@@ -46,6 +46,23 @@ def test_sigterm_is_noted_only_where_it_is_asked_for_and_handlers_are_put_back()
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_terminal_that_is_closed_is_as_good_as_sigterm_but_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with interruptible(preemption=True) as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked.by == signal.SIGHUP
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        with interruptible(preemption=False) as asked:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with interruptible(preemption=True) as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not asked.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():
     def fit():
         with interruptible(preemption=False) as asked:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a fit: they end it between two steps, never within one."""
+"""Ctrl-C, SIGTERM and SIGHUP during a fit: they end it between two steps, never within one."""
 
 import contextlib
 import signal
@@ -47,9 +47,10 @@ class Interruption(threading.Event):
 
 @contextlib.contextmanager
 def interruptible(*, preemption: bool) -> Iterator[Interruption]:
-    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM sets it too.
+    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM and SIGHUP set it too.
 
-    A signal of which other machines were not told, because the fit was at its end, counts as one after it.
+    SIGHUP comes when a terminal is closed, or the connection to it is lost; under nohup it stays ignored. A
+    signal of which other machines were not told, because the fit was at its end, counts as one after it.
     """
     event = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -63,7 +64,9 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
             event.by, event.at = number, time.monotonic()
         event.set()
 
-    signals = (signal.SIGINT, signal.SIGTERM) if preemption else (signal.SIGINT,)
+    signals = [signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if preemption else ())]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals = [number for number in signals if number != signal.SIGHUP]
     before = {number: signal.signal(number, note) for number in signals}
     try:
         yield event
