@@ -1,8 +1,8 @@
 """How this program is about to end, as far as one can tell in the last moment before it does.
 
 Python calls no hook for `sys.exit(...)`, and what is called at exit is not told the code. So `sys.exit` notes
-what it is given. Somebody may still catch its exception and go on: then the outermost frame of the program comes
-to its own end, by a return, which is seen from the instruction that it ended with.
+what it is given. Somebody may still catch its exception and go on: then the outermost frame of the program
+comes to its own end, by a return, which is seen from the instruction that it ended with.
 """
 
 import dis
