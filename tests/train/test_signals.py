@@ -1,13 +1,14 @@
 """Signals end a fit between two steps; afterwards they do again what they did before."""
 
 import os
+import pty
 import signal
 import threading
 
 import pytest
 from lines import X, Y, linear
 
-from colonnade.run.train.signals import Interruption, interruptible
+from colonnade.run.train.signals import Interruption, interruptible, leave_terminal
 
 
 def test_ctrl_c_ends_the_fit_with_what_was_reached():
@@ -61,6 +62,23 @@ def test_a_terminal_that_is_closed_is_as_good_as_sigterm_but_under_nohup():
         assert not asked.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_said_to_a_terminal_that_is_gone_is_no_error():
+    before, (terminal, line) = os.dup(1), pty.openpty()
+    os.dup2(line, 1)
+    os.close(line)
+    try:
+        leave_terminal()
+        assert os.isatty(1)
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(1, b"a step")
+        leave_terminal()
+        os.write(1, b"a step")
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():

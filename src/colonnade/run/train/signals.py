@@ -1,7 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP during a fit: they end it between two steps, never within one."""
 
 import contextlib
+import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,17 @@ class Interruption(threading.Event):
         return time.monotonic() - self.at if self.is_set() else 0.0
 
 
+def leave_terminal() -> None:
+    """A terminal that is gone takes no words: to say some would be an error, before anything is saved."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            was_terminal = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if was_terminal and not os.isatty(descriptor):
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+
+
 @contextlib.contextmanager
 def interruptible(*, preemption: bool) -> Iterator[Interruption]:
     """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM and SIGHUP set it too.
@@ -63,6 +76,8 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
         if not event.is_set():
             event.by, event.at = number, time.monotonic()
         event.set()
+        if number == signal.SIGHUP:
+            leave_terminal()
 
     signals = [signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if preemption else ())]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
