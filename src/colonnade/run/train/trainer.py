@@ -268,8 +268,8 @@ class Trainer:
 
         Returns:
             A `History`. Ctrl-C finishes the steps at hand, half a second of them, and returns what was
-            reached; with a checkpoint, Ctrl-C and SIGTERM finish them, save, and end the program with exit
-            code 75.
+            reached; with a checkpoint, Ctrl-C, SIGTERM and SIGHUP finish them, save, and end the program with
+            exit code 75.
         """
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
