@@ -21,11 +21,11 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
+from colonnade.run.move.slices_ahead import HOST
 from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
