@@ -141,7 +141,7 @@ class Replicas:
 
     def bind(self, housed: Homes) -> None:
         for objective in self._traces.objectives:
-            compiled = self._settings.compilation.on or objective.compiles
+            compiled = self._settings.compilation.on or objective.facts.compiles
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
                 housed.make_stand_ins(i, objective.captures, compiled=compiled)
