@@ -70,15 +70,15 @@ def _ops(traces: Sequence[Traced | Any]) -> list[str]:
 
 
 def _digest(node: Any) -> str:
-    told = hashlib.sha256(node.op.encode())
+    digest = hashlib.sha256(node.op.encode())
     for name in sorted(node.attr):
         value = node.attr[name]
         if name.startswith("_") or name in NAMES or value.WhichOneof("value") == "func" or value.list.func:
             continue
         if name == "value" and node.attr["dtype"].type == tf.string.as_datatype_enum:
             continue  # words, with names in them
-        told.update(name.encode() + value.SerializeToString(deterministic=True))
-    return told.hexdigest()
+        digest.update(name.encode() + value.SerializeToString(deterministic=True))
+    return digest.hexdigest()
 
 
 def _kinds(traced: Traced | Any) -> list[tuple[str, int]]:
