@@ -279,9 +279,9 @@ class Meeting:
         self._forgive(0.0)
 
     def _look_at_calls(self) -> None:
-        found = deadlock(self._doing, self._cluster.names)
-        if found is not None:
-            self._end_all(*found)
+        verdict = deadlock(self._doing, self._cluster.names)
+        if verdict is not None:
+            self._end_all(*verdict)
 
     def _look_at_deadlines(self, now: float) -> None:
         with self._lock:

@@ -18,11 +18,11 @@ def tell_kinds(added: AddedLosses, look: InSlices) -> bool:
     A loss that is 0 tells nothing. One that is multiplied by a variable that is still 0, as a divergence that
     is warmed up, is looked at once more with ones in its place.
     """
-    told = _told(look, [])
-    if None in told:
-        told = [one or other for one, other in zip(told, _told(look, _zeros(look)), strict=True)]
-    added.kinds |= {call: kind for call, kind in zip(added.calls, told, strict=True) if kind is not None}
-    return None not in told
+    kinds = _told(look, [])
+    if None in kinds:
+        kinds = [one or other for one, other in zip(kinds, _told(look, _zeros(look)), strict=True)]
+    added.kinds |= {call: kind for call, kind in zip(added.calls, kinds, strict=True) if kind is not None}
+    return None not in kinds
 
 
 def guilty(added: AddedLosses, look: InSlices) -> str | None:

@@ -122,11 +122,11 @@ class ScoreStep:
     def _compared(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """What loss and metrics of a batch are computed from, told from its slices."""
         predictions, _, added, values = zip(*results, strict=True)
-        found = predicted(predictions)
+        compared = predicted(predictions)
         for layer, loss in zip(self._added.layers, self._of_layers(added, counts), strict=True):
-            found[unlike(found, f"add_loss {layer.name}")] = np.asarray(loss)
+            compared[unlike(compared, f"add_loss {layer.name}")] = np.asarray(loss)
         given = [_of_batch(parts, counts) for parts in zip(*values, strict=True)]
-        return found | {f"metric {i}": value for i, value in enumerate(given)}
+        return compared | {f"metric {i}": value for i, value in enumerate(given)}
 
     def _of_layers(self, added: Sequence[Sequence[Any]], counts: Sequence[int]) -> list[Any]:
         """What layers add for the whole batch, told from what they add for slices."""

@@ -83,11 +83,13 @@ def _of_other_nodes(traced: Any, exchange: Callable[..., bool], in_loops: bool) 
 
     def imported(*tensors: Any) -> Any:
         given = {f"{name}:0": tensor for name, tensor in zip(names, tensors, strict=True)}
-        found = tf.graph_util.import_graph_def(definition, input_map=given, return_elements=outputs, name="")
+        results = tf.graph_util.import_graph_def(
+            definition, input_map=given, return_elements=outputs, name=""
+        )
         graph = tf.compat.v1.get_default_graph()
         for name, shape in known.items():  # what the handle of a variable tells is not in a definition
             graph.get_tensor_by_name(name).set_shape(shape)
-        return found
+        return results
 
     specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{NUMBER}_{i}") for i, t in enumerate(traced.inputs)]
     with tf.init_scope():
@@ -117,7 +119,7 @@ def _called(node: Any) -> Iterator[str]:
 
 def _exchanged(nodes: Any, *, of_function: bool) -> bool:
     """Exchange the nodes that draw; whether there were any."""
-    found = False
+    exchanged = False
     for node in list(nodes):
         if node.op == SHUFFLED:
             _become(node, "Identity", node.input[:1], {"T": node.attr["T"].type})
@@ -136,8 +138,8 @@ def _exchanged(nodes: Any, *, of_function: bool) -> bool:
             _become(node, "Fill", [node.input[0], node.input[place]], kinds)
         else:
             continue
-        found = True
-    return found
+        exchanged = True
+    return exchanged
 
 
 def _silenced(nodes: Any, *, of_function: bool) -> bool:

@@ -280,11 +280,11 @@ def is_silent(traced: Traced) -> bool:
 
 def _may_draw(traced: Traced) -> bool:
     """Whether anything in a trace could be another number in another run."""
-    found = (node.op for node in nodes(traced.concrete.graph.as_graph_def()))
+    ops = (node.op for node in nodes(traced.concrete.graph.as_graph_def()))
     others = any(
         capture.variable is None and capture.tensor.dtype == tf.resource for capture in traced.captures
     )
-    return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, found))
+    return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, ops))
 
 
 def _is_stream(capture: Any) -> bool:

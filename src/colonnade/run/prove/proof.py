@@ -136,13 +136,13 @@ class InSlices:
 
     def outputs(self, raised: Sequence[tf.Variable] = ()) -> tuple[Any, list[Any]]:
         """What else the function returned: for the whole, and for each slice; with ones in some variables."""
-        found = []
+        shares = []
         for traces, counts in (([self.whole], [sum(self.counts)]), (self.parts, self.counts)):
             with self.look.kept(raised):
                 for variable in raised:
                     variable.assign(tf.ones_like(variable))
-                found.append(self._shares(traces, counts, self.batch))
-        (whole,), parts = found
+                shares.append(self._shares(traces, counts, self.batch))
+        (whole,), parts = shares
         return whole.outputs, [share.outputs for share in parts]
 
     def _shares(
@@ -172,7 +172,7 @@ class InSlices:
 
     def _states(self, counts: Sequence[int]) -> Values:
         """What replicas have made of variables, as one value of each, by name."""
-        shares, found = [count / sum(counts) for count in counts], {}
+        shares, values = [count / sum(counts) for count in counts], {}
         for name, variable in named(ref.deref() for ref in self._copies).items():
             rule, copies = rule_of(variable), self._copies[variable.ref()]
             if _said_first(variable) or any(i not in copies for i in range(len(counts))):
@@ -180,13 +180,13 @@ class InSlices:
             if rule == "first" or not variable.dtype.is_floating:  # counts, of which one replica's is kept
                 each = [copies[i].numpy() for i in range(len(counts) if rule == "sum" else 1)]
                 before = variable.numpy() if rule == "sum" else 0
-                found[f"{STATE} {name}"] = np.asarray(sum(each) - (len(each) - 1) * before)
+                values[f"{STATE} {name}"] = np.asarray(sum(each) - (len(each) - 1) * before)
                 continue
             before = variable.numpy() if rule == "sum" else 0.0
             weights = [1.0] * len(counts) if rule == "sum" else shares
             each = [w * (copies[i].numpy() - before) for i, w in enumerate(weights)]
-            found[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
-        return found
+            values[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
+        return values
 
     def _totals(self, shares: Sequence[Share], more: Values) -> Values:
         weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0

@@ -62,8 +62,8 @@ class Prover:
     ) -> InSlices:
         """The batch as the training computes it, from the traces that it uses."""
         parts = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
-        found = InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
-        return quiet(found)
+        in_slices = InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more)
+        return quiet(in_slices)
 
     def fits(self, traces: Traces, batch: Arguments) -> bool:
         """Whether one device, whose limit is known, can hold the whole batch; if not, that is said."""
@@ -110,8 +110,8 @@ class Prover:
 
     def _without_draws(self, trained: Found, calm: Found | None) -> Found | None:
         """The same of what was computed without training, if that is there; where it is not equal yet."""
-        found = calm or trained
-        return (self.without_draws(found) if found.look.unequal else None) or calm
+        computed = calm or trained
+        return (self.without_draws(computed) if computed.look.unequal else None) or calm
 
     def unproved(self, why: str) -> None:
         """Nothing can be compared: said to all, for a mistake would go unseen."""
@@ -187,9 +187,9 @@ class Prover:
         warnings.warn(f"{self._where}: {problem}", stacklevel=2)
 
 
-def quiet(found: F) -> F:
+def quiet(comparison: F) -> F:
     """What was found, with nothing printed when it is run once more."""
-    return found if found.look.silent else found.muted()
+    return comparison if comparison.look.silent else comparison.muted()
 
 
 def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
@@ -225,9 +225,9 @@ def _frozen(norms: Sequence[Any]) -> Iterator[None]:
             layer.trainable = True
 
 
-def _only_states(found: Found) -> bool:
+def _only_states(comparison: Found) -> bool:
     """Whether it differs in statistics by which nothing else differs, so that nothing would show it later."""
-    return all(row.leaf.startswith(STATE) for row in found.look.unequal)
+    return all(row.leaf.startswith(STATE) for row in comparison.look.unequal)
 
 
 def _largest(rows: Sequence[Comparison]) -> str:

@@ -89,8 +89,8 @@ def lookups(indices: Any, given: Sequence[Any]) -> list[tuple[Any, str, tuple[in
     written = {op.name for op in handles if any(user.type not in READS for user in op.outputs[0].consumers())}
     split = {name for names in parts for name in names}
     loose = {name for names in parts if len(names) > 1 for name in names}
-    found = pieces(indices, Source(frozenset(split | written), frozenset(loose)))
-    return [(part, one.kind, one.shape) for part, one in zip(sections(indices), found, strict=True)]
+    kinds = pieces(indices, Source(frozenset(split | written), frozenset(loose)))
+    return [(part, one.kind, one.shape) for part, one in zip(sections(indices), kinds, strict=True)]
 
 
 def _piece(indices: Any, body: "_Body", source: Source) -> RowsOfOneSource:

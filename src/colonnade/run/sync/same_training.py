@@ -67,11 +67,11 @@ def _dims(tensor: Any, peers: Peers) -> tuple[int | None, ...]:
 
 def _ops(traces: Sequence[Traced | Any], known: Mapping[Any, str], *, sizes: bool = True) -> list[str]:
     """A digest of each op, with what it is told and what it is computed from."""
-    found = []
+    digests = []
     for traced in traces:
         graph = traced.concrete.graph
-        found += GraphDigest(graph.as_graph_def(), _labels(traced.concrete, known), sizes=sizes).ops
-    return sorted(found)
+        digests += GraphDigest(graph.as_graph_def(), _labels(traced.concrete, known), sizes=sizes).ops
+    return sorted(digests)
 
 
 def _labels(concrete: Any, known: Mapping[Any, str]) -> dict[str, str]:

@@ -56,16 +56,15 @@ class Workers(Protocol):
     def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
 
-    def expect(self, *, first: bool) -> None:
-        """Be told whether the graph to be made is for the first steps on such batches."""
-
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
     ) -> tuple[list[Share], list[Any]]:
         """What every worker adds to the step, and what to wait for until all have computed."""
 
-    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], *, first: bool) -> list[list[Any]]:
         """The sum of each gradient over the workers, for the first copy of the variables.
+
+        `first` is whether the graph that is being made is for the first steps on such batches.
 
         There may be lists for the other copies too, with the sums that arrive there by the same way.
         """
@@ -141,15 +140,12 @@ class Replicas:
 
     def bind(self, housed: Homes) -> None:
         for objective in self._traces.objectives:
-            compiled = self._settings.compilation.on or objective.compiles
+            compiled = self._settings.compilation.on or objective.facts.compiles
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
                 housed.make_stand_ins(i, objective.captures, compiled=compiled)
             if self._late:
                 housed.late.prepare(objective)
-
-    def expect(self, *, first: bool) -> None:
-        self._summation.expect(first=first)
 
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
@@ -181,9 +177,9 @@ class Replicas:
         """Along which to sum over so many devices, the first ones."""
         return self._along if num_working == len(self._devices) else star(num_working)
 
-    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], *, first: bool) -> list[list[Any]]:
         order, made = self._order(len(gradients)), self._traces.objectives[0].made
-        return self._summation.sums(gradients, order, self._owner_positions(), made)
+        return self._summation.sums(gradients, order, self._owner_positions(), made, first=first)
 
     def _owner_positions(self) -> list[int]:
         """For each parameter the device that owns it; empty where variables are not partitioned."""

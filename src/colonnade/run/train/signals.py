@@ -32,14 +32,14 @@ class Interruption(threading.Event):
         Returns:
             How many seconds ago it was; None if there was none.
         """
-        told = [one for one in every if one is not None]
-        for by, seconds in told:
+        signals = [one for one in every if one is not None]
+        for by, seconds in signals:
             at = time.monotonic() - seconds
             if not self.is_set() or at < self.at:
                 self.by, self.at = by, at
             self.known = True
             self.set()
-        return max((seconds for _, seconds in told), default=None)
+        return max((seconds for _, seconds in signals), default=None)
 
     @property
     def seconds(self) -> float:

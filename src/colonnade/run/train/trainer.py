@@ -21,11 +21,11 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
+from colonnade.run.move.slices_ahead import HOST
 from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
@@ -216,9 +216,9 @@ class Trainer:
         """What a log says of this training."""
         how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
         how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
-        predicted = self._forecast.prediction
-        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, predicted)
-        return {**told, "machines": {"names": self._peers.names, "rank": self._peers.rank}}
+        seen = self.devices, self._estimate, self._forecast.prediction
+        machines = {"names": self._peers.names, "rank": self._peers.rank}
+        return {**facts(self._loss, self.optimizer, self._engine, how, *seen), "machines": machines}
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -304,20 +304,19 @@ class Trainer:
             self._compilation.say = shown.say
             log.predicted(by_plan.named_here(self._forecast.timeline))
             self._to_examine(Prover(prove, "fit()", shown.say), expected, log)
-            ends = partial(ends_fit, self._engine, callbacks)
             fitting = Fitting(
-                self._counts,
-                stream,
-                steps,
-                log_every,
-                ends,
-                saver,
-                shown,
-                interrupted,
-                log,
-                profiling,
-                self._peers,
-                isinstance(self._engine, MachineJoins),
+                counts=self._counts,
+                stream=stream,
+                steps=steps,
+                log_every=log_every,
+                ends=partial(ends_fit, self._engine, callbacks),
+                saver=saver,
+                shown=shown,
+                interrupted=interrupted,
+                log=log,
+                profiling=profiling,
+                peers=self._peers,
+                apart=isinstance(self._engine, MachineJoins),
             )
             try:
                 history = fitting.run()
