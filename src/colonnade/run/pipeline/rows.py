@@ -189,11 +189,13 @@ class Rows:
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         return None
 
-    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
         (gradients,) = copies
-        update = self._traces.update(gradients)
-        rows = self.spread(gradients)
-        return [self._updated(update, mine, i, housed) for i, mine in enumerate(rows)]
+        return self.spread(gradients)
+
+    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+        update = self._traces.update(copies[0])
+        return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
 
     def _updated(self, update: Update, gradients: list[Any], row: int, housed: Homes) -> Any:
         if (update, row) not in self._functions:

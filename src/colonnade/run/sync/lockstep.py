@@ -284,6 +284,7 @@ class Lockstep(GraphEngine):
             if self.workers.unbroken:
                 calls = [*calls, *components([gradient for copy in copies for gradient in copy])]
             copies, loss, penalty = self._with_penalty(copies, loss, calls)
+            copies = self.workers.everywhere(copies)
             write = partial(self._written, copies, working, known, late)
         if self.shares is not None:
             self.shares.note([share.seconds for share in shares], own)

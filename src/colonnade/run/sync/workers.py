@@ -75,8 +75,14 @@ class Workers(Protocol):
     def spread(self, gradients: list[Any]) -> list[list[Any]]:
         """What is where the first copy of the variables is, once for every copy."""
 
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
+        """The gradients of every copy of the variables: what `reduced` did not bring there is sent there.
+
+        To be called before it is asked whether all is finite: nothing on its way waits for the answer.
+        """
+
     def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
-        """Ops that update every copy of the variables, from what `reduced` gave."""
+        """Ops that update every copy of the variables, from what `everywhere` gave."""
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         """The device on which something is not finite; `bad` are the variables with such a gradient."""
@@ -207,12 +213,11 @@ class Replicas:
 
     def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
         update = self._placed_update(copies[0])
-        if self._settings.mode == "mirrored" and len(self._devices) > 1:
-            copies = self._everywhere(copies)
         return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
 
-    def _everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
-        """The gradients of all copies; what has not arrived at others yet is sent there from the first."""
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
+        if self._settings.mode != "mirrored" or len(self._devices) == 1:
+            return [list(copy) for copy in copies]
         first, *others = copies
         missing = [i for i, g in enumerate(first) if g is not None and (not others or others[0][i] is None)]
         sent = self.spread([first[i] for i in missing])

@@ -299,7 +299,7 @@ class Trainer:
             Progress(expected, logdir, devices, show=progress, shares=changing) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
-            Profiling(profile, partial(timeline_of, self._engine, self._pipeline)) as profiling,
+            Profiling(profile, partial(timeline_of, self._engine, self._pipeline), self.devices) as profiling,
         ):
             self._compilation.say = shown.say
             log.predicted(by_plan.named_here(self._forecast.timeline))
