@@ -22,7 +22,7 @@ from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.replica_context import TracingContext
 
 # Kinds of lookups, as `step.gradient_rows` calls them.
-SAME, ONCE, MIXED = "same", "once", "mixed"
+SAME, ONCE, FOLDED, MIXED = "same", "once", "folded", "mixed"
 Lookup = tuple[Any, str, tuple[int | None, ...] | None]
 
 # There is one class of optimizers for all threads: one trace at a time may exchange its methods.
@@ -176,6 +176,11 @@ class ReplicaScope:
             rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
             fix = "Look it up in the step itself, or read it as a whole: "
             fix += "tf.gather(tf.convert_to_tensor(table), ids)"
+            raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
+        if any(kind == FOLDED for _, kind, _ in lookups):
+            rule = "is looked up at rows made of distinct ids (tf.unique) that may be equal again, of which "
+            rule += "slices have others than the whole batch"
+            fix = "Make the rows of the ids first, and take tf.unique of them last"
             raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
         scaled = gradient.values * tf.constant(self._share, gradient.dtype)
         counts = [tf.size(indices) for indices, *_ in lookups]
