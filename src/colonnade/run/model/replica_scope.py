@@ -66,6 +66,8 @@ class ReplicaScope:
         self._inside = False  # whether what is called now was called by what is exchanged
         # What optimizers were given, in order: the path of a variable, and its gradient.
         self.gradients: list[tuple[str, Any]] = []
+        # Who was given them, and the variables for which, where that was said.
+        self.applied: list[tuple[Any, list[Any]]] = []
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
@@ -109,6 +111,7 @@ class ReplicaScope:
     def _of_all_slices(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
         self._check_place("apply", optimizer.name)
         grads = list(grads)
+        self.applied.append((optimizer, list(variables or [])))
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
         grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
