@@ -143,7 +143,9 @@ NORMS = {"norm", "local norm"}
 STATES = {"steps", "whole steps", "examples", "examples summed", "whole examples summed"}
 
 
-def model(blocks: tuple[str, ...], regularised: bool) -> keras.Model:
+def model(
+    blocks: tuple[str, ...], regularised: bool, kind: Callable[..., keras.Model] = keras.Model
+) -> keras.Model:
     x = keras.Input([WIDTH], dtype=DTYPE)
     ids = keras.Input([LOOKUPS], dtype="int64")
     value = x
@@ -151,4 +153,4 @@ def model(blocks: tuple[str, ...], regularised: bool) -> keras.Model:
         value = BLOCKS[name](value, ids)
     regularizer = keras.regularizers.L2(0.1) if regularised else None
     head = keras.layers.Dense(1, dtype=DTYPE, kernel_regularizer=regularizer, name="head")
-    return keras.Model([x, ids], head(value))
+    return kind([x, ids], head(value))

@@ -281,3 +281,22 @@ def test_optimizers_of_whole_variables_are_refused_for_parts(per_device):
     made = chain(split, optimizer=keras.optimizers.SGD(0.1, clipnorm=1.0))
     with pytest.raises(cn.InvalidArgument, match=r"clipnorm=1\.0: looks at a whole variable.*part_0"):
         cn.fit(made, X, Y, devices=2, batch_size=11, verbose=0, per_device=per_device)
+
+
+class Examples(keras.layers.Layer):
+    """Counts the examples that it is given, which a trace knows as a number."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"initializer": "zeros", "trainable": False, "dtype": "int64"}
+        self.count = self.add_weight(shape=[], aggregation="sum", **options)
+
+    def call(self, x):
+        self.count.assign(self.count + tf.cast(tf.shape(x)[0], "int64"))
+        return x
+
+
+def test_counts_that_say_so_are_sums_over_the_replicas():
+    made = chain(Examples(), keras.layers.Dense(2))
+    cn.fit(made, X, Y, devices=3, batch_size=11, epochs=2, verbose=0)
+    assert int(made.layers[0].count) == 44

@@ -177,9 +177,10 @@ class OwnStep:
             if self._learns(batch, counts, traces):
                 traces = self._of_slices(batch, counts)
         check("fit()", [*problems(traces), *self._looking()])
+        of_batch = [v.value for metric in all_metrics(self._model) for v in metric.variables]
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
-            self.copies.note(traced)
+            self.copies.note(traced, of_batch)
         check("fit()", self.copies.problems())
         return traces
 

@@ -79,9 +79,14 @@ class ReplicaCopies:
                 own[variable.ref()] = tf.identity(variable.handle)
         return own[variable.ref()]
 
-    def note(self, traced: Traced) -> None:
-        """Find out which variables are of a slice after this trace."""
-        self.local |= {variable.ref(): variable for variable in local_variables(traced)}
+    def note(self, traced: Traced, of_batch: Sequence[tf.Variable] = ()) -> None:
+        """Find out which variables are of a slice after this trace; not those given, which are of the batch.
+
+        A count of examples, which a trace knows as a number, is seen to be a sum by its own word only.
+        """
+        shared = {variable.ref() for variable in of_batch}
+        sums = [v for v in traced.written if v.aggregation.name == "SUM" and v.ref() not in shared]
+        self.local |= {variable.ref(): variable for variable in (*local_variables(traced), *sums)}
 
     def problems(self) -> Iterator[Problem]:
         """Of what replicas end with values of their own in: that of which there is no one value."""
