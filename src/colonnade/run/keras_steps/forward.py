@@ -102,6 +102,7 @@ class Forward:
         check(self._asked.where, problems(traces))
         bound = [self._bindings(i, traced) for i, traced in enumerate(traces)]
         self._copies.local |= {v.ref(): v for traced in traces for v in traced.written}
+        check(self._asked.where, self._copies.problems())
         shares = [count / sum(counts) for count in counts]
         working = self._devices[: len(counts)] if devices is None else devices
 

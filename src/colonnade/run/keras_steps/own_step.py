@@ -5,14 +5,14 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from colonnade.errors import check
+from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
 from colonnade.run.batch.widths import Widths, kind_of
@@ -30,6 +30,7 @@ from colonnade.run.prove.look import POSITIONS
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
+from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace.replica_context import remembered
@@ -76,6 +77,7 @@ class OwnStep:
         self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
         self._examined: set[Hashable] = set()  # kinds of batches, and whether slices differ in size
+        self._applied: list[tuple[Any, list[Any]]] = []  # the optimizers of a trace, and what they train
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
     def __call__(self, iterator: Any) -> Any:
@@ -156,9 +158,16 @@ class OwnStep:
         scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up)
         with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
+        self._applied = scope.applied
         self.names = [name for name, _ in scope.gradients]
         # A call without outputs could not be waited for.
         return logs, [gradient for _, gradient in scope.gradients], tf.constant(0), scope.sizes
+
+    def _looking(self) -> Iterator[Problem]:
+        """Optimizers that would look at parts of variables as if they were whole."""
+        for optimizer, variables in self._applied:
+            trained = variables or self._model.trainable_variables
+            yield from looking(optimizer, [getattr(v, "value", v) for v in trained])
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
@@ -167,10 +176,12 @@ class OwnStep:
             traces = self._of_slices(batch, counts)
             if self._learns(batch, counts, traces):
                 traces = self._of_slices(batch, counts)
-        check("fit()", problems(traces))
+        check("fit()", [*problems(traces), *self._looking()])
+        of_batch = [v.value for metric in all_metrics(self._model) for v in metric.variables]
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
-            self.copies.note(traced)
+            self.copies.note(traced, of_batch)
+        check("fit()", self.copies.problems())
         return traces
 
     def _of_slices(self, batch: Arguments, counts: Sequence[int]) -> list[Traced]:

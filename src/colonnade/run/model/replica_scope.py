@@ -22,7 +22,7 @@ from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.replica_context import TracingContext
 
 # Kinds of lookups, as `step.gradient_rows` calls them.
-SAME, ONCE, MIXED = "same", "once", "mixed"
+SAME, ONCE, FOLDED, MIXED = "same", "once", "folded", "mixed"
 Lookup = tuple[Any, str, tuple[int | None, ...] | None]
 
 # There is one class of optimizers for all threads: one trace at a time may exchange its methods.
@@ -66,6 +66,8 @@ class ReplicaScope:
         self._inside = False  # whether what is called now was called by what is exchanged
         # What optimizers were given, in order: the path of a variable, and its gradient.
         self.gradients: list[tuple[str, Any]] = []
+        # Who was given them, and the variables for which, where that was said.
+        self.applied: list[tuple[Any, list[Any]]] = []
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
@@ -109,6 +111,7 @@ class ReplicaScope:
     def _of_all_slices(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
         self._check_place("apply", optimizer.name)
         grads = list(grads)
+        self.applied.append((optimizer, list(variables or [])))
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
         grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
@@ -176,6 +179,11 @@ class ReplicaScope:
             rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
             fix = "Look it up in the step itself, or read it as a whole: "
             fix += "tf.gather(tf.convert_to_tensor(table), ids)"
+            raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
+        if any(kind == FOLDED for _, kind, _ in lookups):
+            rule = "is looked up at rows made of distinct ids (tf.unique) that may be equal again, of which "
+            rule += "slices have others than the whole batch"
+            fix = "Make the rows of the ids first, and take tf.unique of them last"
             raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
         scaled = gradient.values * tf.constant(self._share, gradient.dtype)
         counts = [tf.size(indices) for indices, *_ in lookups]

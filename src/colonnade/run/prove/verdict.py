@@ -20,7 +20,7 @@ from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import limited, misfits, of_replicas
 from colonnade.run.parallel.verify_report import Comparison
 from colonnade.run.prove.look import STATE, Look
-from colonnade.run.prove.proof import InSlices, More, nothing_more
+from colonnade.run.prove.proof import ROWS, InSlices, More, nothing_more
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
@@ -256,6 +256,12 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
         fix = "Give it a mean, say aggregation= of the variable if it is a sum, count examples with a "
         fix += f"keras.metrics.Sum, or train on one device (devices=1); {GO_ON}"
         return Problem("variable", name, rule, fix)
+    if worst.leaf.startswith(ROWS):
+        rule = "is looked up at rows of which a slice has others, or more of them, than the whole batch, and "
+        rule += f"optimizers take rows one by one: {seen}"
+        fix = "Look it up by the ids of examples, or read it as a whole: "
+        fix += "tf.gather(tf.convert_to_tensor(table), ids)"
+        return Problem("variable", worst.leaf.removeprefix(f"{ROWS} "), rule, f"{fix}; {GO_ON}")
     logs = [row for row in unequal if row.leaf.startswith("log")]
     if isinstance(comparison, StepInSlices) and logs == unequal:  # what it trains is equal
         rule = f"tells what is no mean over the examples, and the mean of the slices is told: {seen}"

@@ -1,9 +1,9 @@
-"""The ops of a trace: which the user's own code made, which speak, which keep replicas from sharing it."""
+"""The ops of a trace: which the user's own code made, which speak, draw numbers, or cannot be shared."""
 
 import inspect
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,13 @@ from colonnade.run.trace.replica_context import MARK
 
 # Ops whose effect a person sees: a print, a summary, a failed assertion.
 SPEAKING = ("PrintV2", "Assert", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
+# They draw random numbers: some by themselves, and those called Stateless from a seed that they are given.
+RANDOM = (
+    *("Random", "Rng", "Sampler", "Multinomial", "TruncatedNormal", "SampleDistorted", "NonDeterministic"),
+    *("StatefulUniform", "StatefulStandardNormal"),
+)
+# What they make may be another thing at every call.
+ERRATIC = (*RANDOM, "PyFunc")
 # Code without a file that a person typed: `python -c`, a shell, a cell. Of others Python says <frozen ...>.
 TYPED = ("<string>", "<stdin>", "<python-input", "<ipython-input")
 # What TensorFlow puts around functions of its own.
@@ -55,6 +62,31 @@ def has_seed(node: Any, not_of: int | None = None) -> bool:
     """Whether a node is a seeded legacy random op; with `not_of`, one of another graph's seed."""
     seeded = "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
     return bool(seeded) and node.attr["seed"].i != not_of
+
+
+def is_random(node: Any, functions: Mapping[str, Any]) -> bool:
+    """Whether a node draws random numbers, be it from a seed, or calls a function that does."""
+    return _is(node, RANDOM) or any(is_random(inner, functions) for inner in _inner(node, functions))
+
+
+def draws(node: Any, functions: Mapping[str, Any]) -> bool:
+    """Whether what a node makes is another thing on every replica, in itself or in a function that it calls.
+
+    Of a seed that is the same everywhere, numbers are the same too.
+    """
+    own = _is(node, ERRATIC) and not node.op.startswith("Stateless")
+    return own or any(draws(inner, functions) for inner in _inner(node, functions))
+
+
+def _is(node: Any, kinds: tuple[str, ...]) -> bool:
+    return any(kind in node.op for kind in kinds)
+
+
+def _inner(node: Any, functions: Mapping[str, Any]) -> Iterator[Any]:
+    for value in node.attr.values():
+        for called in (value.func, *value.list.func):
+            if called.name in functions:
+                yield from functions[called.name].node_def
 
 
 def is_users(filename: str) -> bool:
