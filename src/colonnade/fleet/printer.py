@@ -1,5 +1,6 @@
-"""Prints from a thread of its own: who does not read what we print, as a terminal that is stopped, holds up
-nothing but that.
+"""Prints from a thread of its own, so that a reader who does not read holds up nothing else.
+
+A terminal that is stopped is such a reader.
 """
 
 import contextlib
