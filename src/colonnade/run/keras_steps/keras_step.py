@@ -394,7 +394,6 @@ class KerasStep:
     def _metrics(self, outcome: Outcome, batch: Arguments) -> Any:
         """Loss and metrics of the whole batch, as Keras keeps them."""
         counts, traces = self._engine.cut(batch), self._engine.traces
-        parts = enumerate(slice_specs(batch, counts))
-        own = [traces.objective(part, i, len(counts)) for i, part in parts]
+        own = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
         whole, given = partial(traces.of_one_device, batch), self._given(batch)
-        return self._batch_metrics.of_batch(own, whole, outcome.loss, outcome.outputs, given)
+        return self._batch_metrics.of_batch(own, whole, outcome.loss, outcome.outputs, given, self._engine)
