@@ -379,13 +379,18 @@ def test_printed_several_runs_are_unfolded_and_folded_again(browser, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.alone
-def test_the_first_view_of_a_hundred_thousand_steps_is_drawn_in_two_seconds(browser, tmp_path):
-    """Until the charts that are seen first are there, and not only the page around them."""
+def test_a_hundred_thousand_steps_are_drawn_in_two_seconds(browser, tmp_path):
+    """Until all charts are there, of which those that are seen first are the first.
+
+    By the clock of the thread that does it, which stands still while others have the processor.
+    """
     path = report([run_folder(tmp_path / "long", steps=100_000)])
-    times = []
-    for _ in range(5):
-        with opened(browser, path) as page:
-            assert page.locator(".chart").first.bounding_box()["y"] < 900
-            times.append(page.evaluate(FIRST_VIEW))
-    assert min(times) < 2000, times
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    clock = context.new_cdp_session(page)
+    clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(path.as_uri())
+    page.wait_for_function("document.documentElement.dataset.drawn === '5'", timeout=60_000)
+    figures = {one["name"]: one["value"] for one in clock.send("Performance.getMetrics")["metrics"]}
+    context.close()
+    assert 0.05 < figures["TaskDuration"] < 2

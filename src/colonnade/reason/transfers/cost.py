@@ -80,8 +80,8 @@ def _group(topology: Topology, members: tuple[int, ...], sharing: int) -> Group:
     assert topology.network is not None
     # Where a machine has several members, a ring of each leaves through an adapter of its own.
     adapters = max(1, topology.adapters) / sharing
-    local = min(len(devices) for devices in homes.values())
-    net = topology.network.bandwidth * min(float(local), adapters)
+    rings = min(float(len(devices)) for devices in homes.values())
+    net = topology.network.bandwidth * min(rings, adapters)
     # What the network adds to its usual latency, as when it is a slow one, it adds to every step.
     more = max(0.0, topology.network.latency - speeds.latency("NET", True))
     return Group(
