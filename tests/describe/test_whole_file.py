@@ -17,6 +17,11 @@ def test_half_a_pair_of_surrogates_is_a_question_mark(tmp_path):
     assert (tmp_path / "file").read_text() == "caf? ?"
 
 
+def test_a_file_may_be_closed_to_others(tmp_path):
+    write_whole(tmp_path / "file", "secret", 0o600)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["os.fsync", "pathlib.Path.replace"])
 def test_what_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, where, error):

@@ -18,7 +18,11 @@ def test_long_steps_are_told_as_if_all_of_them_was_simulated(seed, link):
         plan = Plan(batch=work.batch, data=2, stage=stage, micro_batches=LONG, schedule=schedule)
         whole = simulate(box, work, plan, events=False).prediction(plan, 1.0)
         quick = predicted(box, work, plan, ENGINE, 1.0)
-        assert asdict(quick) == pytest.approx(asdict(whole), rel=2e-3, abs=1e-4)
+        # Seconds by the step: what the jitter draws of it is another part of a shorter one.
+        for name, value in asdict(whole).items():
+            seconds = name in ("compute", "waiting", "reduction", "update", "overhead")
+            near = pytest.approx(value, abs=1e-3 * whole.step if seconds else 0.0, rel=2e-3)
+            assert getattr(quick, name) == near, name
 
 
 def test_short_steps_are_simulated():

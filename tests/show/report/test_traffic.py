@@ -9,7 +9,7 @@ from runs import run_folder
 from colonnade.describe.pictures.machine_map import told
 from colonnade.describe.run_folder import read_run
 from colonnade.describe.topology import Topology
-from colonnade.show.report.traffic import Traffic
+from colonnade.show.report.traffic import LinkTraffic
 
 FOUR = [f"GPU:{i}" for i in range(4)]
 
@@ -18,7 +18,7 @@ def traffic(folder, topology=None, **changes):
     if topology is not None:
         plain = json.loads(topology.to_json()) if isinstance(topology, Topology) else topology
         changes["topology"] = plain
-    return Traffic.of(read_run(run_folder(folder, **changes)))
+    return LinkTraffic.of(read_run(run_folder(folder, **changes)))
 
 
 def lines(html):
@@ -92,4 +92,4 @@ def test_files_may_hold_anything(tmp_path, broken):
     assert found.damaged
     assert len(lines(found.html)) == 1
     assert traffic(tmp_path / "b", Topology.uniform(3)).damaged  # of three devices, where two are listed
-    assert Traffic.of(read_run(run_folder(tmp_path / "c", devices=broken, links=broken))).html == ""
+    assert LinkTraffic.of(read_run(run_folder(tmp_path / "c", devices=broken, links=broken))).html == ""

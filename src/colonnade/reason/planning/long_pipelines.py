@@ -7,14 +7,14 @@ proportion. The plan that is chosen in the end is simulated as a whole.
 from dataclasses import fields
 from typing import Any
 
-from colonnade.describe.plan import Plan, Prediction
+from colonnade.describe.plan import Plan, Prediction, even_stages, spans
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.reason.simulator.runtime import Runtime
 from colonnade.reason.simulator.simulate import simulate
 
 # A step of more tasks than this is predicted from shorter ones.
-LONG = 2**11
+LONG = 2**10
 
 
 def predicted(
@@ -35,10 +35,17 @@ def predicted(
     grown: dict[str, Any] = {
         name: value + more * (second[name] - value) for name, value in first.items() if name != "memory_known"
     }
-    whole = {name: round(grown[name]) for name in ("memory", "moved", "busiest")}
+    whole = {name: round(grown[name]) for name in ("memory", "moved")}
+    # Over a link goes what all micro-batches hand on, or the gradients, whichever is more.
+    ends = [end for _, end in spans(plan.layers or even_stages(len(workload.layers), stages), stages)][:-1]
+    handed = max((workload.layers[end - 1].output for end in ends), default=0) * plan.batch // plan.data
+    whole["busiest"] = round(max(second["busiest"], handed // (plan.width if plan.sequence else 1)))
     step = grown["step"]
+    # Of what the jitter draws a longer step may have less than none; what is left of a step is waiting.
+    parts = {name: max(0.0, grown[name]) for name in ("compute", "reduction", "update", "overhead")}
+    parts["waiting"] = max(0.0, step - sum(parts.values()))
     return Prediction(
-        **{**grown, **whole},
+        **{**grown, **whole, **parts},
         examples_per_second=plan.batch / step if step else 0.0,
         efficiency=alone / (plan.num_devices * step) if step else 0.0,
         memory_known=workload.fits_known,

@@ -17,7 +17,7 @@ from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.forecast import forecast
 from colonnade.show.report.study import is_study, study_page
-from colonnade.show.report.traffic import Traffic
+from colonnade.show.report.traffic import LinkTraffic
 
 # By this a page knows that it may be made again.
 GENERATOR = "Colonnade report"
@@ -180,7 +180,7 @@ def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
 
 def _flaws(run: Run) -> list[str]:
     damaged = "run.json: the links between devices cannot be read, and are left out"
-    return [*run.flaws, *[damaged] * Traffic.of(run).damaged, *run_summary.not_finite(run)]
+    return [*run.flaws, *[damaged] * LinkTraffic.of(run).damaged, *run_summary.not_finite(run)]
 
 
 def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -304,7 +304,7 @@ def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Links, memory, shares and staleness."""
     from markupsafe import Markup
 
-    traffic = Traffic.of(run)
+    traffic = LinkTraffic.of(run)
     return {
         "network": Markup(traffic.html),
         "traffic": traffic.words,

@@ -13,7 +13,7 @@ from colonnade.show.report import run_summary
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LinkTraffic:
     """Of a run; `topology` is None where the links are not known, `damaged` where they cannot be read."""
 
     names: tuple[str, ...]
@@ -22,7 +22,7 @@ class Traffic:
     damaged: bool = False
 
     @classmethod
-    def of(cls, run: Run) -> "Traffic":
+    def of(cls, run: Run) -> "LinkTraffic":
         listed = run.facts.get("devices")
         devices = dict.fromkeys(map(str, listed)) if isinstance(listed, list) else {}
         links = dict(run_summary.links(run))
