@@ -1,6 +1,4 @@
-"""Prints from a thread of its own: who does not read what we print, as a terminal that is stopped, holds up
-nothing but that.
-"""
+"""Prints from a thread of its own: a terminal that is stopped, and reads nothing, holds up nothing but that."""
 
 import contextlib
 import errno
