@@ -1,4 +1,4 @@
-"""Prints from a thread of its own: a terminal that is stopped, and reads nothing, holds up nothing but that."""
+"""Prints from a thread of its own: a terminal that is stopped, and reads nothing, holds up nothing else."""
 
 import contextlib
 import errno
