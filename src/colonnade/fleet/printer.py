@@ -1,7 +1,4 @@
-"""Prints from a thread of its own, so that a reader who does not read holds up nothing else.
-
-A terminal that is stopped is such a reader.
-"""
+"""Prints from a thread of its own: a terminal that is stopped, and reads nothing, holds up nothing else."""
 
 import contextlib
 import errno

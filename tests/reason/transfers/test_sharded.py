@@ -2,10 +2,10 @@
 
 import pytest
 
-from colonnade.reason.transfers.sharded import Piece, exposed, gathers
+from colonnade.reason.transfers.sharded import LayerGroup, exposed, gathers
 
 ALL = ("slots", "gradients", "parameters")
-EVEN = [Piece(1.0, 2.0, 0.5, 0.5)] * 4
+EVEN = [LayerGroup(1.0, 2.0, 0.5, 0.5)] * 4
 
 
 def test_without_overlap_all_messages_count():
@@ -21,12 +21,12 @@ def test_a_part_is_hidden_by_the_work_beside_it():
     assert exposed(EVEN, ALL, overlap=True) == 1.5
     # All of the gather after the update, and the last scatter.
     assert exposed(EVEN, ("slots",), overlap=True) == 2.5
-    slow = [Piece(0.0, 0.0, 0.5, 0.5)] * 4
+    slow = [LayerGroup(0.0, 0.0, 0.5, 0.5)] * 4
     assert exposed(slow, ALL, overlap=True) == exposed(slow, ALL, overlap=False)
 
 
 def test_where_links_are_the_limit_they_are_never_idle():
-    slow = [Piece(0.1, 0.2, 5.0, 5.0)] * 4
+    slow = [LayerGroup(0.1, 0.2, 5.0, 5.0)] * 4
     assert exposed(slow, ALL, overlap=True) == pytest.approx(20 + 40, rel=0.03)
 
 

@@ -19,7 +19,7 @@ from colonnade.reason.simulator.stages import Ran
 from colonnade.reason.transfers import cost
 from colonnade.reason.transfers.along import Hop, reduced
 from colonnade.reason.transfers.reduction import reduction
-from colonnade.reason.transfers.sharded import Piece, exposed, gathers
+from colonnade.reason.transfers.sharded import LayerGroup, exposed, gathers
 
 # More messages than this are joined: they would not change the result by much, and take long to simulate.
 MOST_MESSAGES = 128
@@ -218,7 +218,7 @@ def _divided(
     held = workload.parameters / workload.gradient_bytes if workload.gradient_bytes else 0.0
     parts = np.diff(made.ready, prepend=0.0)
     pieces = [
-        Piece(
+        LayerGroup(
             share * work[0],
             share * work[1],
             cost.all_gather(group, float(message) * held),

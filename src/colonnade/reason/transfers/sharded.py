@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Piece:
+class LayerGroup:
     """A part of the layers, in the order of the forward pass: its work and its messages, in seconds."""
 
     forward: float
@@ -38,10 +38,10 @@ def gathers(sharded: Sequence[str]) -> tuple[bool, bool, bool]:
     return True, "gradients" in sharded, False
 
 
-def exposed(pieces: Sequence[Piece], sharded: Sequence[str], *, overlap: bool, times: int = 1) -> float:
+def exposed(pieces: Sequence[LayerGroup], sharded: Sequence[str], *, overlap: bool, times: int = 1) -> float:
     """Seconds that messages add to a step whose work is done `times` times, once for each micro-batch.
 
-    >>> pieces = [Piece(1.0, 2.0, 0.5, 0.5)] * 4
+    >>> pieces = [LayerGroup(1.0, 2.0, 0.5, 0.5)] * 4
     >>> exposed(pieces, ("slots",), overlap=False), exposed(pieces, ("slots",), overlap=True)
     (4.0, 2.5)
     >>> exposed(pieces, ("slots", "gradients", "parameters"), overlap=False)
@@ -61,7 +61,7 @@ def exposed(pieces: Sequence[Piece], sharded: Sequence[str], *, overlap: bool, t
     return times * first + (times - 1) * between + last + after * gathered
 
 
-def _ahead(pieces: Sequence[Piece]) -> float:
+def _ahead(pieces: Sequence[LayerGroup]) -> float:
     """Added to the forward pass: a piece waits for its parameters, which come one after the other."""
     now = arrived = 0.0
     for piece in pieces:
@@ -70,7 +70,7 @@ def _ahead(pieces: Sequence[Piece]) -> float:
     return now - sum(piece.forward for piece in pieces)
 
 
-def _back(pieces: Sequence[Piece], *, gather: bool, scatter: bool) -> float:
+def _back(pieces: Sequence[LayerGroup], *, gather: bool, scatter: bool) -> float:
     """Added to the backward pass: the next piece is gathered, then the gradients of the last one leave."""
     turned = list(reversed(pieces))
     link = turned[0].gather if gather and turned else 0.0
