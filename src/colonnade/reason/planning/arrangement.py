@@ -33,7 +33,7 @@ PASSES = 8
 NEAR, QUIET = 1.25, Runtime("without jitter")
 
 Order = tuple[int, ...]
-_NUMBERED = re.compile(r"^(CPU:|GPU:|device )[0-9]+$")
+_NUMBERED = re.compile(r"^([A-Z]+:|device )[0-9]+$")
 
 
 @lru_cache(maxsize=64)

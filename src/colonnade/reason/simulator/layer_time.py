@@ -26,7 +26,7 @@ HALVES = ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 # switched this off, as PyTorch does by default:
 STRICT = "float32 without TF32"
 # Names of TensorFlow: devices that share a processor are alike, of a card it does not say which it is.
-_PROCESSOR, _CARD = re.compile(r"CPU:[0-9]+"), re.compile(r"GPU:[0-9]+")
+_PROCESSOR, _CARD = re.compile(r"CPU:[0-9]+"), re.compile(r"(?!CPU)[A-Z]+:[0-9]+")
 
 
 @dataclass(frozen=True)
