@@ -26,6 +26,7 @@ from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.look import POSITIONS
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
@@ -93,7 +94,8 @@ class OwnStep:
             tensors = self._ahead.call(step, batch, coming, self._opened)
             return with_tensors(self._structures[batch.key()], tensors)
         (structure, function), batch = self.prepare(data)
-        return with_tensors(structure, function(*batch.components()))
+        with slice_failure.told("fit()", self._model.name, lambda: StepInSlices(self, batch).look):
+            return with_tensors(structure, function(*batch.components()))
 
     def _opened(self, data: Any) -> Arguments:
         """A batch with the dims open that vary."""
