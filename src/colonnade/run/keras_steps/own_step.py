@@ -6,6 +6,7 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -94,8 +95,14 @@ class OwnStep:
             tensors = self._ahead.call(step, batch, coming, self._opened)
             return with_tensors(self._structures[batch.key()], tensors)
         (structure, function), batch = self.prepare(data)
-        with slice_failure.told("fit()", self._model.name, lambda: StepInSlices(self, batch).look):
+        with self._only_in_slices(batch):
             return with_tensors(structure, function(*batch.components()))
+
+    def _only_in_slices(self, batch: Arguments) -> AbstractContextManager[None]:
+        """Around what computes a batch in slices."""
+        if len(self.counts(batch)) == 1:
+            return nullcontext()
+        return slice_failure.told("fit()", self._model.name, lambda: StepInSlices(self, batch).look)
 
     def _opened(self, data: Any) -> Arguments:
         """A batch with the dims open that vary."""
@@ -107,7 +114,8 @@ class OwnStep:
         # Slices of one size do not show whether each counts by its own.
         kind = self._batch_kind, len(set(counts)) > 1
         if kind not in self._examined and len(counts) > 1:
-            self._examine(batch)
+            with self._only_in_slices(batch):
+                self._examine(batch)
             self._examined.add(kind)
         return batch
 

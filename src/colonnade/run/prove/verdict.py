@@ -146,9 +146,7 @@ class Prover:
         `again` traces it once more, as it is by then.
         """
         trained = quiet(trained)
-        with slice_failure.told(self._where, name, lambda: trained.look):
-            proved = self.proved(trained.look)
-        if proved:
+        if self.proved(trained.look):
             return
         norms = _norms(trained.whole)
         calm: Found | None = None
