@@ -20,6 +20,7 @@ from keras_programs import (
     refused,
     several_networks,
     uneven,
+    wrapped_steps,
 )
 
 import colonnade as cn
@@ -27,7 +28,7 @@ import colonnade as cn
 pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
-EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL
+EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
 REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
@@ -87,6 +88,7 @@ QUICK = [
     ("several outputs in a train_step", 2),
     ("a warmed-up sum", 2),
     ("a compute_loss for each token", 2),
+    ("a step around Keras's, masked", 2),
     ("synchronised batch norm in a train_step", 4),
 ]
 

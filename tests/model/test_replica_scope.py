@@ -188,3 +188,32 @@ def test_apply_in_a_branch_is_refused():
 
     with pytest.raises(InvalidArgument, match=r"apply='sgd.*': is called inside a loop, a branch"):
         on_two(step)
+
+
+def test_rows_that_are_not_dense_and_masks_are_those_of_the_batch():
+    words = tf.ragged.constant([[1, 2], [3], [4, 5, 6]])
+    few = tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]])
+    seen = []
+
+    class Sees(keras.metrics.Metric):
+        def update_state(self, *given):
+            seen.append(given)
+
+        def result(self):
+            return 0.0
+
+    metric = Sees()
+
+    def step(x):
+        begin, count = (0, 2) if x.shape[0] == 2 else (2, 1)
+        masked = tf.identity(x)
+        masked._keras_mask = x > 1
+        part = tf.sparse.slice(few, [begin, 0], [count, 2])
+        metric.update_state(words[begin : begin + count], part, masked)
+        ragged, sparse, dense = seen[-1]
+        return ragged.to_tensor(), tf.sparse.to_dense(sparse), dense._keras_mask
+
+    for (ragged, sparse, mask), _ in on_two(step, [metric]):
+        np.testing.assert_array_equal(ragged, words.to_tensor())
+        np.testing.assert_array_equal(sparse, tf.sparse.to_dense(few))
+        np.testing.assert_array_equal(mask, [False, True, True])

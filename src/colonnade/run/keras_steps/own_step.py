@@ -13,18 +13,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from colonnade.errors import check
+from colonnade.errors import InvalidArgument, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
 from colonnade.run.batch.widths import Widths, kind_of
 from colonnade.run.data.coming_batches import ComingBatches, of_execution
 from colonnade.run.data.feed import on_host
 from colonnade.run.engine.step_ahead import StepAhead, StepsAhead
+from colonnade.run.keras_steps.keras_losses import of_slices
 from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, uncut
 from colonnade.run.model.optional_values import without_optionals
+from colonnade.run.model.own_loss import OwnLoss
 from colonnade.run.model.replica_scope import ReplicaScope, Size
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
+from colonnade.run.model.whole_batch import AddedLosses, told_kinds
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
 from colonnade.run.prove import slice_failure
@@ -42,6 +45,8 @@ from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
 
 NAMES = ("data", POSITIONS, "total")
+# Of what a replica returns, where the losses are that layers have added.
+ADDED = 4
 
 
 class OwnStep:
@@ -79,6 +84,9 @@ class OwnStep:
         self._widths, self._failures = Widths(), Failures()
         self._examined: set[Hashable] = set()  # kinds of batches, and whether slices differ in size
         self.names: list[str] = []  # of the variables whose gradients a trace gives
+        self._added = AddedLosses()
+        # Whether the model computes its loss for the whole batch, and whether the step asks it to.
+        self._gathers, self._asks_for_loss = any(of_slices(model.loss)), False
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
@@ -164,11 +172,20 @@ class OwnStep:
         looked_up = partial(lookups, given=[*split, positions])
         known = self._growing[self._batch_kind]
         scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up)
-        with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
+        own = OwnLoss(self._model, scope.whole, gathers=self._gathers)
+        added = self._added.noted(positions.shape[0], total)
+        with (
+            remembered(),
+            self._failures.noted(),
+            scope.entered(all_metrics(self._model)),
+            added,
+            own.entered(),
+        ):
             logs = self._step(data)
-        self.names = [name for name, _ in scope.gradients]
+        self.names, self._asks_for_loss = [name for name, _ in scope.gradients], own.called
+        gradients, values = [gradient for _, gradient in scope.gradients], list(self._added.values)
         # A call without outputs could not be waited for.
-        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0), scope.sizes
+        return logs, gradients, tf.constant(0), scope.sizes, values
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
@@ -214,13 +231,50 @@ class OwnStep:
         return self._traces.get(batch.resized(sum(self.counts(batch))))
 
     def _examine(self, batch: Arguments) -> None:
-        if self._prover.wanted:
-            name = type(self._model).__name__
-            self._prover.examine_step(StepInSlices(self, batch), partial(self._apart, batch), name)
+        if not self._prover.wanted:
+            return
+        found = StepInSlices(self, batch)
+        examined = partial(
+            self._prover.examine_step, again=partial(self._apart, batch), name=type(self._model).__name__
+        )
+        try:
+            with self._prover.raising():
+                examined(found)
+            return
+        except InvalidArgument:
+            before = self._computes(found)
+            if before is None:
+                examined(found)
+                return
+        try:
+            with self._prover.raising():
+                examined(StepInSlices(self, batch))
+        except InvalidArgument:
+            self._computes_as(*before)
+            examined(StepInSlices(self, batch))
+
+    def _computes(self, found: StepInSlices) -> tuple[bool, dict[Any, str]] | None:
+        """Compute losses as a batch and its slices tell; how it was before, or None if that is the same."""
+        before = self._gathers, dict(self._added.kinds)
+        kinds = dict(self._added.kinds)
+        if self._added.calls:
+            whole, parts = found.given(ADDED)
+            told = told_kinds(_numbers(whole), [_numbers(part) for part in parts], found.counts, 1e-6)
+            kinds |= {call: kind for call, kind in zip(self._added.calls, told, strict=True) if kind}
+        self._computes_as(self._asks_for_loss or self._gathers, kinds)
+        return None if (self._gathers, self._added.kinds) == before else before
+
+    def _computes_as(self, gathers: bool, kinds: dict[Any, str]) -> None:
+        """Trace anew, with losses that are those of the whole batch, or with sums that layers add."""
+        self._gathers, self._added.kinds = gathers, kinds
+        for known in (self._growing, self._mistaken, self._graphs):
+            known.clear()
+        self._traces.forget()
 
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
         other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
+        other._computes_as(self._gathers, dict(self._added.kinds))
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:
@@ -265,6 +319,10 @@ class OwnStep:
         working = self.devices[: len(counts)]
         order = order_for(working) if len(counts) > 1 else star(1)
         return call_with_sums(traces, working, parts, bound, order)
+
+
+def _numbers(tensors: Sequence[Any]) -> list[float]:
+    return [float(tensor) for tensor in tensors]
 
 
 def _tensors(nest: Any) -> list[Any]:

@@ -252,7 +252,9 @@ class ReplicaScope:
         if type(value) is int:
             self._is_rows(value)  # has its place in `sizes`
             return value
-        if not isinstance(value, tf.Tensor):
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor) and value.dtype != tf.string:
+            return self._rows_of_composite(value)
+        if not isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
             return value
         if value.shape.rank == 0:
             number = known_number(value)
@@ -265,12 +267,42 @@ class ReplicaScope:
         elif value.shape.rank is not None and value.dtype != tf.string:
             size = value.shape[0]
             if self._grows(size):
-                return self._values_of_all(value, size)
+                return self._masked(self._values_of_all(value, size), value)
             if value.dtype.is_floating:
                 return self._mean(value)
         rule = f"is given {value.dtype.name} of shape {value.shape}, of which the whole batch has no sum"
         fix = "Give it one value for each example, or the mean over them"
         raise InvalidArgument("fit()", [Problem("update_state", "a metric", rule, fix)])
+
+    def whole(self, value: Any) -> Any:
+        """What the whole batch has in the place of a value for each example; all else as it is."""
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+            return self._rows_of_composite(value)
+        if not isinstance(value, tf.Tensor) or not value.shape.rank or not self._grows(value.shape[0]):
+            return value
+        if value.shape[0] != self._rows:
+            return self._values_of_all(value, value.shape[0])
+        return self._masked(gathered(value, self._positions, self._total), value)
+
+    def _masked(self, whole: Any, value: Any) -> Any:
+        """With the mask that Keras has left on a slice's value."""
+        mask = getattr(value, "_keras_mask", None)
+        if mask is not None:
+            whole._keras_mask = gathered(mask, self._positions, self._total)
+        return whole
+
+    def _rows_of_composite(self, value: Any) -> Any:
+        """Of a ragged or a sparse tensor, the rows of all slices one after the other."""
+        if isinstance(value, tf.RaggedTensor):
+            lengths = [self._of_all(each) for each in value.nested_row_lengths()]
+            return tf.RaggedTensor.from_nested_row_lengths(self._of_all(value.flat_values), lengths)
+        first = tf.cast(self._positions[0], tf.int64)
+        rows, others = tf.split(value.indices, [1, -1], axis=1)
+        places = self._of_all(tf.concat([rows + first, others], axis=1))
+        # All have the same other dims; to be seen to be those of the batch, they are a sum as well.
+        dims = self._all_reduce(value.dense_shape[1:] * tf.cast(first == 0, tf.int64))
+        shape = tf.concat([[tf.constant(self._total, tf.int64)], dims], axis=0)
+        return tf.SparseTensor(places, self._of_all(value.values), shape)
 
     def _values_of_all(self, value: Any, size: int | None) -> Any:
         """One value for each example, or some, such as one for each token."""

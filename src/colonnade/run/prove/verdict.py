@@ -78,6 +78,15 @@ class Prover:
         self._say(TOO_LARGE)
         return False
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While what differs is told to whoever asks, and not to the user."""
+        warns, self._warns = self._warns, False
+        try:
+            yield
+        finally:
+            self._warns = warns
+
     def proved(self, look: Look) -> bool:
         """Whether nothing differs; then it is said."""
         if not look.silent:

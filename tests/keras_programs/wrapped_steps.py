@@ -1,0 +1,129 @@
+"""A `train_step` around Keras's own, or one that leaves the loss to `compute_loss`: losses of all kinds."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+from keras_programs.own_steps import FLAT, TARGET
+from keras_programs.plain_steps import IDS, TAGS, compiled, crossentropy
+
+RNG = np.random.default_rng(17)
+WORDS = tf.ragged.constant([list(RNG.integers(1, 9, RNG.integers(1, 6))) for _ in range(24)], dtype="int64")
+FEW = tf.sparse.from_dense(RNG.normal(size=(24, 5)) * (RNG.uniform(size=(24, 5)) < 0.3))
+
+
+class Wrapped(keras.Sequential):
+    """Changes what it is given, lets Keras train, and tells more of it."""
+
+    def train_step(self, data):
+        x, y = data
+        if x.dtype.is_floating:
+            x = 0.9 * x
+        logs = super().train_step((x, y))
+        return {**logs, "rate": ops.convert_to_tensor(self.optimizer.learning_rate)}
+
+
+class ByHand(keras.Sequential):
+    """Its own tape around `compute_loss`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=found)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.metrics[0].update_state(loss, sample_weight=ops.shape(x)[0])
+        return self.compute_metrics(x, y, found)
+
+
+def tagger(kind=Wrapped):
+    """A mask at the output, for the loss and for a metric."""
+    inner = layers.Embedding(9, 4, mask_zero=True), layers.LSTM(4, return_sequences=True), layers.Dense(3)
+    made = kind([keras.Input([7], dtype="int64"), *inner])
+    return compiled(made, crossentropy(), metrics=["accuracy"]), (IDS, TAGS)
+
+
+def regression(loss, kind=Wrapped, *inner, **options):
+    made = kind([keras.Input([6]), layers.Dense(4, "tanh"), *inner, layers.Dense(2)])
+    return compiled(made, loss, keras.optimizers.SGD(0.01), **options), (FLAT, TARGET)
+
+
+def ignored():
+    made = Wrapped([keras.Input([6]), layers.Dense(3)])
+    return compiled(made, crossentropy(ignore_class=0)), (FLAT, TAGS[:, 0])
+
+
+class Adds(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.sum(x**2))
+        return x
+
+
+def pairs(y, found):
+    """Compares every example with every other; no name tells."""
+    return ops.mean((found @ ops.transpose(found) - y @ ops.transpose(y)) ** 2)
+
+
+class Quotient(ByHand):
+    """Sum over sum of a mask that is made of the inputs."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        counted = ops.cast(x[:, :1] > 0, x.dtype)
+        return ops.sum(counted * (y - y_pred) ** 2) / ops.sum(counted)
+
+
+class OfLengths(keras.metrics.Metric):
+    """Is given what is not dense."""
+
+    def __init__(self):
+        super().__init__(name="lengths")
+        self.longest = self.add_variable((), "zeros", name="longest")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, words, few, sample_weight=None):
+        self.longest.assign(ops.maximum(self.longest, ops.cast(words.bounding_shape()[1], self.dtype)))
+        sums = ops.cast(tf.reduce_sum(words, axis=1), self.dtype) + ops.sum(tf.sparse.to_dense(few), axis=1)
+        self.total.assign_add(sums[0] + 2 * sums[-1] + ops.cast(few.indices[-1][0], self.dtype))
+
+    def result(self):
+        return self.longest + self.total
+
+
+class NotDense(keras.Sequential):
+    def __init__(self, given):
+        super().__init__(given)
+        self.lengths = OfLengths()
+
+    def train_step(self, data):
+        (x, words, few), y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.lengths.update_state(words, few)
+        return {"loss": loss, "lengths": self.lengths.result()}
+
+
+def not_dense():
+    made = NotDense([keras.Input([6]), layers.Dense(2)])
+    made.compile(keras.optimizers.SGD(0.1))
+    return made, (tf.data.Dataset.from_tensor_slices(((FLAT, WORDS, FEW), TARGET)).batch(10),)
+
+
+EQUAL = {
+    "a step around Keras's, masked": tagger,
+    "a step around compute_loss, masked": partial(tagger, ByHand),
+    "a step around Keras's, that sums": partial(
+        regression, keras.losses.MeanSquaredError(reduction="sum"), metrics=["mae"]
+    ),
+    "a step around Keras's, without a reduction": partial(
+        regression, keras.losses.MeanSquaredError(reduction="none")
+    ),
+    "a step around Keras's, with ignore_class": ignored,
+    "a step around Keras's, with sums of a layer": lambda: regression("mse", Wrapped, Adds()),
+    "a step around compute_loss, with sums of a layer": lambda: regression("mse", ByHand, Adds()),
+    "a step around compute_loss, of pairs": partial(regression, pairs, ByHand),
+    "a step around compute_loss, of a quotient": partial(regression, None, Quotient),
+    "metrics of what is not dense in a train_step": not_dense,
+}
