@@ -111,7 +111,76 @@ def not_dense():
     return made, (tf.data.Dataset.from_tensor_slices(((FLAT, WORDS, FEW), TARGET)).batch(10),)
 
 
+class Sharpness(keras.Model):
+    """Gradients are those where the loss is worst nearby."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = layers.Dense(2)
+
+    def call(self, x, training=False):
+        return self.answer(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        back = self.climbed(variables, tape.gradient(loss, variables))
+        with tf.GradientTape() as tape:
+            worst = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(worst, variables)
+        back()
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self.metrics[0].update_state(loss)
+        return {"loss": self.metrics[0].result()}
+
+    def climbed(self, variables, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        steps = [0.05 * g / (norm + 1e-12) for g in gradients]
+        for variable, step in zip(variables, steps, strict=True):
+            variable.assign_add(step)
+
+        def back():
+            for variable, step in zip(variables, steps, strict=True):
+                variable.assign_sub(step)
+
+        return back
+
+
+class Climbs(keras.optimizers.SGD):
+    """Goes up, a step of one length."""
+
+    def apply_gradients(self, grads_and_vars):
+        pairs = list(grads_and_vars)
+        norm = tf.linalg.global_norm([g for g, _ in pairs]) + 1e-12
+        return super().apply_gradients([(-g / norm, v) for g, v in pairs])
+
+
+class SharpnessByOptimizer(Sharpness):
+    def __init__(self):
+        super().__init__()
+        self.up = Climbs(0.05)
+
+    def climbed(self, variables, gradients):
+        before = [tf.identity(variable) for variable in variables]
+        self.up.apply_gradients(zip(gradients, variables, strict=True))
+
+        def back():
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+
+        return back
+
+
+def sharpness(kind=SharpnessByOptimizer):
+    made = kind()
+    made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made, (FLAT, TARGET)
+
+
 EQUAL = {
+    "sharpness, climbed by an optimizer": sharpness,
     "a step around Keras's, masked": tagger,
     "a step around compute_loss, masked": partial(tagger, ByHand),
     "a step around Keras's, that sums": partial(
@@ -126,4 +195,13 @@ EQUAL = {
     "a step around compute_loss, of pairs": partial(regression, pairs, ByHand),
     "a step around compute_loss, of a quotient": partial(regression, None, Quotient),
     "metrics of what is not dense in a train_step": not_dense,
+}
+
+
+# By name: the program, and what is said.
+REFUSED = {
+    "sharpness by hand": (
+        partial(sharpness, Sharpness),
+        r"moves sharpness.*/kernel by.*optimizer move weights",
+    ),
 }
