@@ -175,24 +175,6 @@ def queue_of_codes():
     return made, (FLAT, TARGET)
 
 
-class Clips(Guide):
-    """Gradients of slices are clipped, and not that of the batch."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = ops.mean((self(x, training=True) - y) ** 2)
-        clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
-        self.optimizer.apply(clipped, self.trainable_variables)
-        return {"loss": loss}
-
-
-def clipped_by_hand():
-    made = Clips()
-    made.compile(keras.optimizers.SGD(0.1))
-    return made, (FLAT, TARGET)
-
-
 class Counts(Guide):
     """How many examples it has seen, of which a slice has only some."""
 
@@ -228,7 +210,6 @@ def largest_in_the_logs():
 
 # By name: the program, and what is said.
 REFUSED = {
-    "clipping by hand": (clipped_by_hand, "makes of gradients what.*global_clipnorm"),
     "moving sums in a layer": (moving_sums, "vectors'.*what is no mean over the examples"),
     "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
     "tensordot over the batch": (tensordot, "lets examples influence each other"),

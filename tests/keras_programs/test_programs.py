@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
-REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED | wrapped_steps.REFUSED
+REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
 TOLERANCE = 1e-9
@@ -115,7 +115,6 @@ SAID = kept(
     "texts padded to the longest of a slice",
     "a table of the batch in a train_step",
     "a division by no groups",
-    "sharpness by hand",
 )
 
 

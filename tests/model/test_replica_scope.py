@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument
-from colonnade.run.model.replica_scope import ReplicaScope
+from colonnade.run.model.replica_scope import AppliedInside, ReplicaScope
 from colonnade.run.move.reduce import star
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import trace
@@ -217,3 +217,26 @@ def test_rows_that_are_not_dense_and_masks_are_those_of_the_batch():
         np.testing.assert_array_equal(ragged, words.to_tensor())
         np.testing.assert_array_equal(sparse, tf.sparse.to_dense(few))
         np.testing.assert_array_equal(mask, [False, True, True])
+
+
+def test_gradients_of_variables_are_added_at_the_tape_where_all_that_is_made_of_them_matters():
+    """They may be clipped, and applied in a branch, where nothing can be added."""
+    w = keras.Variable(5.0)
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([w])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(x * w)
+        of_w, of_x = tape.gradient(loss, [w, x])
+        clipped = tf.minimum(of_w, 2.0)
+        tf.cond(clipped > 0, lambda: optimizer.apply([clipped], [w]), lambda: None)
+        return of_w, of_x
+
+    with pytest.raises(AppliedInside, match="inside a loop, a branch"):
+        on_two(step)
+    for (of_w, of_x), (added,) in on_two(step, at_tape=True):
+        assert float(of_w) == float(added) == pytest.approx(3.0)
+        np.testing.assert_allclose(of_x, 5.0 / of_x.shape[0])  # of its own examples
+    assert float(w) == pytest.approx(5.0 - 2.0)

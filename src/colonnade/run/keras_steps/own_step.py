@@ -5,15 +5,15 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
 from colonnade.run.batch.widths import Widths, kind_of
@@ -24,7 +24,7 @@ from colonnade.run.keras_steps.keras_losses import of_slices
 from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, uncut
 from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.model.own_loss import OwnLoss
-from colonnade.run.model.replica_scope import ReplicaScope, Size
+from colonnade.run.model.replica_scope import AppliedInside, ReplicaScope, Size
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.model.whole_batch import AddedLosses, told_kinds
@@ -37,6 +37,7 @@ from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
@@ -47,6 +48,20 @@ from colonnade.run.variables.slice_values import local_outputs
 NAMES = ("data", POSITIONS, "total")
 # Of what a replica returns, where the losses are that layers have added.
 ADDED = 4
+
+
+class Way(NamedTuple):
+    """How a step is computed in slices.
+
+    Args:
+        gathers: whether `compute_loss` is that of the whole batch.
+        kinds: of losses that layers add (see `AddedLosses`).
+        at_tape: whether gradients are added where a tape gives them.
+    """
+
+    gathers: bool
+    kinds: dict[Any, str]
+    at_tape: bool
 
 
 class OwnStep:
@@ -87,6 +102,8 @@ class OwnStep:
         self._added = AddedLosses()
         # Whether the model computes its loss for the whole batch, and whether the step asks it to.
         self._gathers, self._asks_for_loss = any(of_slices(model.loss)), False
+        # Where gradients are added, and whose the trace at hand applies (see `ReplicaScope`).
+        self._at_tape, self._applied = False, set[str]()
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
@@ -164,14 +181,18 @@ class OwnStep:
         return sizes(batch.size("fit()") or 0, len(self.devices))
 
     def _traced(self, part: Arguments, voice: Voice | None) -> Traced:
-        return Traced(self._replica, part, voice)
+        try:
+            return Traced(self._replica, part, voice)
+        except AppliedInside:
+            self._at_tape = True
+            return Traced(self._replica, part, voice)
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _replica(self, data: Any, positions: Any, total: int) -> Any:
         split = [leaf.value for leaf in Arguments((self._split.marked_in(data),), {}, NAMES).split]
         looked_up = partial(lookups, given=[*split, positions])
         known = self._growing[self._batch_kind]
-        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up)
+        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up, at_tape=self._at_tape)
         own = OwnLoss(self._model, scope.whole, gathers=self._gathers)
         added = self._added.noted(positions.shape[0], total)
         with (
@@ -183,6 +204,7 @@ class OwnStep:
         ):
             logs = self._step(data)
         self.names, self._asks_for_loss = [name for name, _ in scope.gradients], own.called
+        self._applied = scope.applied
         gradients, values = [gradient for _, gradient in scope.gradients], list(self._added.values)
         # A call without outputs could not be waited for.
         return logs, gradients, tf.constant(0), scope.sizes, values
@@ -198,7 +220,20 @@ class OwnStep:
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
             self.copies.note(traced)
+        if self._at_tape and len(counts) > 1:
+            check("fit()", self._moved())
         return traces
+
+    def _moved(self) -> Iterator[Problem]:
+        """Weights to which gradients are applied that no tape in the step itself gave."""
+        known = [keras_variable(variable) for variable in self.copies.local.values()]
+        for path in [v.path for v in known if v is not None and v.path in self._applied]:
+            rule = "is given gradients inside a loop, a branch or a tf.function, where a trace cannot be "
+            rule += "cut, by what is of a slice"
+            fix = "Call tape.gradient in the step itself, and let a branch depend on what is of no batch, "
+            fix += "such as a counter; or multiply gradients by 0 or 1"
+            yield Problem("variable", path, rule, fix)
+            return
 
     def _of_slices(self, batch: Arguments, counts: Sequence[int]) -> list[Traced]:
         parts = [batch.resized(count) for count in counts]
@@ -242,39 +277,38 @@ class OwnStep:
                 examined(found)
             return
         except InvalidArgument:
-            before = self._computes(found)
-            if before is None:
-                examined(found)
-                return
-        try:
-            with self._prover.raising():
+            before, *others = self._ways(found)
+        for way in others:
+            self._computes_as(*way)
+            with suppress(InvalidArgument), self._prover.raising():
                 examined(StepInSlices(self, batch))
-        except InvalidArgument:
-            self._computes_as(*before)
-            examined(StepInSlices(self, batch))
+                return
+        self._computes_as(*before)
+        examined(StepInSlices(self, batch))
 
-    def _computes(self, found: StepInSlices) -> tuple[bool, dict[Any, str]] | None:
-        """Compute losses as a batch and its slices tell; how it was before, or None if that is the same."""
-        before = self._gathers, dict(self._added.kinds)
-        kinds = dict(self._added.kinds)
+    def _ways(self, found: StepInSlices) -> list[Way]:
+        """How a step is computed now, and how else it may be, as a batch and its slices tell."""
+        now, kinds = Way(self._gathers, dict(self._added.kinds), self._at_tape), dict(self._added.kinds)
         if self._added.calls:
             whole, parts = found.given(ADDED)
             told = told_kinds(_numbers(whole), [_numbers(part) for part in parts], found.counts, 1e-6)
             kinds |= {call: kind for call, kind in zip(self._added.calls, told, strict=True) if kind}
-        self._computes_as(self._asks_for_loss or self._gathers, kinds)
-        return None if (self._gathers, self._added.kinds) == before else before
+        of_batch = Way(self._gathers or self._asks_for_loss, kinds, self._at_tape)
+        ways = [now, of_batch, now._replace(at_tape=True), of_batch._replace(at_tape=True)]
+        return [way for i, way in enumerate(ways) if way not in ways[:i]]
 
-    def _computes_as(self, gathers: bool, kinds: dict[Any, str]) -> None:
-        """Trace anew, with losses that are those of the whole batch, or with sums that layers add."""
-        self._gathers, self._added.kinds = gathers, kinds
+    def _computes_as(self, gathers: bool, kinds: dict[Any, str], at_tape: bool) -> None:
+        """Trace anew, in such a way."""
+        self._gathers, self._added.kinds, self._at_tape = gathers, kinds, at_tape
         for known in (self._growing, self._mistaken, self._graphs):
             known.clear()
         self._traces.forget()
+        self.copies.forget_local()
 
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
         other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
-        other._computes_as(self._gathers, dict(self._added.kinds))
+        other._computes_as(self._gathers, dict(self._added.kinds), self._at_tape)
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:

@@ -29,6 +29,10 @@ Lookup = tuple[Any, str, tuple[int | None, ...] | None]
 _EXCHANGING = threading.RLock()
 
 
+class AppliedInside(InvalidArgument):
+    """Gradients are applied where no trace can be cut."""
+
+
 class Size(NamedTuple):
     """A size that a trace met."""
 
@@ -47,6 +51,8 @@ class ReplicaScope:
         known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
         lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
             they had (see `gradient_rows`); by default each row is that of an example.
+        at_tape: whether gradients of variables are added where a tape gives them, so that all that is made
+            of them is of the whole batch; else where they are applied, which costs less.
     """
 
     def __init__(
@@ -56,7 +62,10 @@ class ReplicaScope:
         positions: Any,
         known: Mapping[int, bool] | None = None,
         lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
+        *,
+        at_tape: bool = False,
     ) -> None:
+        self._at_tape = at_tape
         self._rows, self._total, self._positions = rows, total, positions
         self._known, self._lookups = known or {}, lookups
         # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
@@ -64,8 +73,9 @@ class ReplicaScope:
         self.sizes: list[Size] = []
         self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
-        # What optimizers were given, in order: the path of a variable, and its gradient.
+        # In order, the path of a variable and its gradient: what optimizers were given, or what tapes gave.
         self.gradients: list[tuple[str, Any]] = []
+        self.applied: set[str] = set()  # paths of variables that optimizers were given gradients of
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
@@ -107,13 +117,19 @@ class ReplicaScope:
         return unconverted(summed_first)
 
     def _of_all_slices(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
-        self._check_place("apply", optimizer.name)
+        if not self._at_tape:
+            self._check_place("apply", optimizer.name, AppliedInside)
         grads = list(grads)
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
-        grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
-        self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
-        return grads
+        self.applied |= set(named)
+        return grads if self._at_tape else self._added(grads, named)
+
+    def _added(self, grads: Sequence[Any], named: Sequence[str]) -> list[Any]:
+        """Gradients of the whole batch, which are noted."""
+        added = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
+        self.gradients += [(n, g) for n, g in zip(named, added, strict=True) if g is not None]
+        return added
 
     def _outermost(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
@@ -138,9 +154,19 @@ class ReplicaScope:
             context = _context()
             share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
             with context.differentiating(share):
-                return gradient(*given, **kwargs)
+                found = gradient(*given, **kwargs)
+            return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
+
+    def _of_variables(self, gradients: Any, sources: Any) -> Any:
+        """What a tape gives, with gradients of variables added; those of other values are of the slice."""
+        flat, of = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        places = [i for i, source in enumerate(of) if isinstance(source, tf.Variable | keras.Variable)]
+        named = [_path(of[i], f"variable {i}") for i in places]
+        for i, added in zip(places, self._added([flat[i] for i in places], named), strict=True):
+            flat[i] = added
+        return tf.nest.pack_sequence_as(gradients, flat)
 
     def _adds_examples(self, target: Any) -> bool:
         """Whether a tape gives the gradient of a sum over the examples of this, and not of their mean.
@@ -151,11 +177,11 @@ class ReplicaScope:
         grow = [self._grows(v.shape[0]) for v in added if v.shape.rank]  # each has its place in `sizes`
         return any(grow)
 
-    def _check_place(self, method: str, value: str) -> None:
+    def _check_place(self, method: str, value: str, error: type[InvalidArgument] = InvalidArgument) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             rule = "is called inside a loop, a branch or a tf.function, where a trace cannot be cut"
             fix = "Call it in the step itself: instead of a branch, multiply gradients by 0 or 1"
-            raise InvalidArgument("fit()", [Problem(method, value, rule, fix)])
+            raise error("fit()", [Problem(method, value, rule, fix)])
 
     def _called(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True

@@ -13,7 +13,6 @@ from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
 from colonnade.run.prove.fixed_draws import muted, with_fixed_draws
 from colonnade.run.prove.look import STATE, Look
-from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import is_random_state
 from colonnade.run.variables.saved_state import named
@@ -76,12 +75,6 @@ class StepInSlices:
     def changes_states(self) -> bool:
         """Whether it changes variables by what is of a slice, other than random generators."""
         return any(not variable.dtype.is_integer for variable in self._step.copies.local.values())
-
-    @property
-    def moved(self) -> list[str]:
-        """Weights that optimizers train, and that the step changes by what is of a slice besides."""
-        known = [keras_variable(variable) for variable in self._step.copies.local.values()]
-        return [v.path for v in known if v is not None and v.path in self._step.names]
 
     @property
     def summed(self) -> bool:

@@ -262,12 +262,6 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
         rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
         fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
         return Problem("model", source[1], rule, fix)
-    if isinstance(comparison, StepInSlices) and comparison.moved:
-        rule = f"moves {comparison.moved[0]} by what is of a slice, besides applying gradients, as "
-        rule += f"sharpness-aware minimisation does: {seen}"
-        fix = "Let an optimizer move weights, which is given the gradients of all slices (one with an "
-        fix += f"apply_gradients of its own), or train on one device (devices=1); {GO_ON}"
-        return Problem(*source, rule, fix)
     if worst.leaf.startswith(STATE):
         name = worst.leaf.removeprefix(f"{STATE} ")
         rule = f"is given what is no mean over the examples, and the mean of the slices is kept: {seen}"

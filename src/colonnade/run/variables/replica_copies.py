@@ -82,6 +82,10 @@ class ReplicaCopies:
         """Find out which variables are of a slice after this trace."""
         self.local |= {variable.ref(): variable for variable in local_variables(traced)}
 
+    def forget_local(self) -> None:
+        """What earlier traces have left of a slice: there are others from now on."""
+        self.local = {}
+
     def every(self) -> list[tf.Variable]:
         """All copies."""
         return [copy for copies in self._copies for copy in copies.values()]
