@@ -14,6 +14,7 @@ from families import kept
 from keras_programs import (
     given_noise,
     more_steps,
+    newcomers,
     odd_corners,
     other_inputs,
     own_steps,
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
-EQUAL |= given_noise.EQUAL
+EQUAL |= given_noise.EQUAL | newcomers.EQUAL
 REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
@@ -41,7 +42,7 @@ COARSE = {"CTC": 5e-7, "captcha reader": 5e-7, "LoRA": 5e-7, "int8": 5e-7}
 
 def trained(make, fit, batch_size=10, **more):
     keras.utils.set_random_seed(0)
-    for module in (given_noise, more_steps, other_inputs, own_steps, plain_steps):
+    for module in (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps):
         module.RNG = np.random.default_rng(1)
     made, data, *options = make()
     size = {} if isinstance(data[0], IN_BATCHES) else {"batch_size": batch_size}
