@@ -60,7 +60,7 @@ class BatchMetrics:
             whole: gives the trace of the whole batch, if its slices do not tell all.
             loss: that of the batch.
             outputs: of each slice: predictions, masks, values for metrics of the loss, its size, what layers
-                have added, values for metrics of the model.
+                have added, values for metrics of the model, how many numbers its loss is.
             given: the batch, and how many examples it has.
             engine: what trains.
         """
@@ -90,12 +90,13 @@ class BatchMetrics:
         return {name: tf.convert_to_tensor(value).numpy() for name, value in logs.items()}
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
-        predictions, masks, values, counts, _, called = zip(*outputs, strict=True)
+        predictions, masks, values, counts, _, called, sizes = zip(*outputs, strict=True)
         notes = self._notes
         update([each.in_model for each in notes], called, counts, lambda: self._of_whole().in_model)
         if self.gathers:
             notes, values, counts = notes[:1], values[:1], counts[:1]
         update([each.in_loss for each in notes], values, counts, lambda: self._of_whole().in_loss)
+        loss /= tf.cast(sizes[0], loss.dtype)  # of a loss that is no number the mean is told
         all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
         prediction = with_masks(joined(predictions), joined(masks))
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from colonnade.run.prove.drawn_shape import SHAPED_BY_OTHERS, shape_of_drawn
 from colonnade.run.trace.captures import LOOPS
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
@@ -34,6 +35,15 @@ DRAWN = {
     "StatelessRandomBinomial": ("dtype", "S", 1.0),
     "StatelessRandomGammaV2": ("dtype", "T", NORMAL),
     "StatelessRandomGammaV3": ("dtype", "shape_dtype", NORMAL),
+    "StatelessParameterizedTruncatedNormal": ("dtype", "S", NORMAL),
+    "StatelessRandomPoisson": ("dtype", "T", 1),
+    "StatelessRandomUniformFullIntV2": ("dtype", "Tshape", 1),
+    "StatelessRandomUniformFullInt": ("dtype", "T", 1),
+    # The shapes of these are made of several inputs (see `drawn_shape`).
+    "RandomPoissonV2": ("dtype", "S", 1),
+    "RandomGamma": ("T", "S", NORMAL),
+    "Multinomial": ("output_dtype", "", 0),
+    "StatelessMultinomial": ("output_dtype", "", 0),
 }
 # Whole numbers become the smallest that may be drawn: the place of that among the inputs.
 DRAWN_WHOLE = {
@@ -41,7 +51,7 @@ DRAWN_WHOLE = {
     "StatelessRandomUniformInt": ("dtype", "T", 2),
     "RandomUniformInt": ("Tout", "T", 1),
 }
-SHUFFLED = "RandomShuffle"
+SHUFFLED = ("RandomShuffle", "StatelessShuffle")
 HEARD = ("PrintV2", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
 NUMBER = "colonnade_fixed_number"
 
@@ -121,7 +131,7 @@ def _exchanged(nodes: Any, *, of_function: bool) -> bool:
     """Exchange the nodes that draw; whether there were any."""
     exchanged = False
     for node in list(nodes):
-        if node.op == SHUFFLED:
+        if node.op in SHUFFLED:
             _become(node, "Identity", node.input[:1], {"T": node.attr["T"].type})
         elif node.op in DRAWN:
             dtype, shape, number = DRAWN[node.op]
@@ -130,8 +140,11 @@ def _exchanged(nodes: Any, *, of_function: bool) -> bool:
             proto = tf.make_tensor_proto(number, tf.as_dtype(node.attr[dtype].type))
             value.attr["value"].tensor.CopyFrom(proto)
             source = f"{value.name}:output:0" if of_function else value.name
-            kinds = {"T": node.attr[dtype].type, "index_type": node.attr[shape].type}
-            _become(node, "Fill", [node.input[0], source], kinds)
+            dims, index = node.input[0], node.attr[shape].type
+            if node.op in SHAPED_BY_OTHERS:
+                dims, index = shape_of_drawn(nodes, node, of_function=of_function)
+            kinds = {"T": node.attr[dtype].type, "index_type": index}
+            _become(node, "Fill", [dims, source], kinds)
         elif node.op in DRAWN_WHOLE:
             dtype, shape, place = DRAWN_WHOLE[node.op]
             kinds = {"T": node.attr[dtype].type, "index_type": node.attr[shape].type}

@@ -39,7 +39,7 @@ class StepInSlices:
     """One batch through the step of one device, and of several; every variable is put back."""
 
     def __init__(self, step: Replicated, batch: Arguments) -> None:
-        self._step, self._batch, self._counts = step, batch, step.counts(batch)
+        self._step, self._batch, self.counts = step, batch, step.counts(batch)
         self.whole, self._parts = step.whole(batch), step.traces(batch)
 
     def with_fixed_draws(self) -> "StepInSlices":
@@ -82,20 +82,30 @@ class StepInSlices:
         pairs = [(v, self.look.several.get(k)) for k, v in self.look.one.items() if k.startswith("gradient")]
         norms = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs if b is not None]
         ratios = [a / b for a, b in norms if b > 0]
-        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self._counts))
+        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self.counts))
+
+    def given(self, place: int) -> tuple[Any, list[Any]]:
+        """What else the traces give, at such a place: that of the whole batch, and of each slice."""
+        with self.look.kept():
+            whole = self.whole.pack(self.whole.on(self._step.devices[0], self._batch.components(), {}))
+        with self.look.kept():
+            self._step.copies.begin()
+            each = zip(self._parts, self._step.called(self._parts, self._batch), strict=True)
+            parts = [traced.pack(leaves)[place] for traced, leaves in each]
+        return whole[place], parts
 
     def _alone(self, batch: Arguments) -> Values:
         leaves = self.whole.on(self._step.devices[0], batch.components(), {})
-        return self._values([self.whole.pack(leaves)], [sum(self._counts)]) | self._kept()
+        return self._values([self.whole.pack(leaves)], [sum(self.counts)]) | self._kept()
 
     def _together(self, batch: Arguments) -> Values:
-        copies, total = self._step.copies, sum(self._counts)
+        copies, total = self._step.copies, sum(self.counts)
         copies.begin()
         before = copies.before()
         results = self._step.called(self._parts, batch)
-        copies.settle([count / total for count in self._counts], before)
+        copies.settle([count / total for count in self.counts], before)
         packed = [traced.pack(leaves) for traced, leaves in zip(self._parts, results, strict=True)]
-        return self._values(packed, self._counts) | self._kept()
+        return self._values(packed, self.counts) | self._kept()
 
     def _kept(self) -> Values:
         """What the step has made of counts, and of what is given something of a slice, by name."""

@@ -19,6 +19,7 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import limited, misfits, of_replicas
 from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.look import STATE, Look
 from colonnade.run.prove.proof import ROWS, InSlices, More, nothing_more
 from colonnade.run.prove.step_in_slices import StepInSlices
@@ -77,6 +78,15 @@ class Prover:
         self._say(TOO_LARGE)
         return False
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While what differs is told to whoever asks, and not to the user."""
+        warns, self._warns = self._warns, False
+        try:
+            yield
+        finally:
+            self._warns = warns
+
     def proved(self, look: Look) -> bool:
         """Whether nothing differs; then it is said."""
         if not look.silent:
@@ -130,7 +140,9 @@ class Prover:
         if len(counts) < 2 or not self.fits(engine.traces, batch):
             return
         trained = self.in_training(engine.traces, batch, counts)
-        if self.proved(trained.look):
+        with slice_failure.told(self._where, name, lambda: trained.look, slice_failure.WHOLE):
+            proved = self.proved(trained.look)
+        if proved:
             return
         calm: Found | None = _without_training(trained, trace)
         calm = self._without_draws(trained, calm)

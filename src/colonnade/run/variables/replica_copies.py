@@ -94,6 +94,10 @@ class ReplicaCopies:
             if ref not in self._random:
                 yield from without_meaning(variable)
 
+    def forget_local(self) -> None:
+        """What earlier traces have left of a slice: there are others from now on."""
+        self.local = {}
+
     def every(self) -> list[tf.Variable]:
         """All copies."""
         return [copy for copies in self._copies for copy in copies.values()]
