@@ -56,7 +56,7 @@ def compiled(monkeypatch):
     return made
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("home", ["shared", "mirrored"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equal_to_updates_that_are_not_compiled(monkeypatch, compiled, name, home):

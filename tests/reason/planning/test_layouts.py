@@ -48,3 +48,12 @@ def test_layers_are_dealt_so_that_stages_are_even_and_fit():
     small = cards(4, memory=500)
     assert dealt(small, work, plan).layers == (0, 0, 1, 1)
     assert dealt(cards(4, memory=150), work, plan) is None
+
+
+def test_stages_that_send_each_other_what_nobody_knows_are_only_for_who_asks():
+    four = cards(4)
+    sizes = {"parameters": 25_000_000, "flops": 8e9, "batch": 256}
+    unknown, known = Workload.convnet(**sizes), Workload.convnet(**sizes, activations=2**24)
+    assert not list(variants(four, unknown, 2, 2, 1, {}))
+    assert list(variants(four, unknown, 2, 2, 1, {"stage": 2}))
+    assert list(variants(four, known, 2, 2, 1, {}))

@@ -83,10 +83,18 @@ def _suits(workload: Workload, data: int, stage: int, width: int, keep: Mapping[
     axes = {"data": data, "stage": stage, "width": width}
     if any(keep.get(name, size) != size for name, size in axes.items()):
         return False
+    # Nobody can say what stages would send each other, so they are looked at only where they are asked for.
+    if stage > 1 and "stage" not in keep and not _tells_outputs(workload):
+        return False
     chunks = keep.get("chunks", 1)
     if keep.get("sequence") and width == 1:
         return False
     return chunks == 1 or (stage > 1 and stage * chunks <= len(workload.layers))
+
+
+def _tells_outputs(workload: Workload) -> bool:
+    """Whether it is known what layers give to the next; a layer may give nothing where memory is known."""
+    return workload.fits_known or any(layer.output for layer in workload.layers)
 
 
 def _syncs(data: int, stage: int, keep: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""What every mode of training has in common: its interface, its traces, the guard against NaN, the loop.
+"""What every mode of training has in common; `protocols` is its interface.
 
-In come `Settings`; out go steps as graphs, many to a call, and what they tell: `Outcome`, `Chunk`, `History`.
+Traces, the guard against NaN, the loop in the graph. In come `Settings`; out go steps as graphs, many to a
+call, and what they tell: `Outcome`, `Chunk`, `History`.
 """

@@ -1,4 +1,4 @@
-"""What the slices of a step add up to, before anything is divided or written."""
+"""Adds up gradients, losses and metrics over the slices of a step, before anything is divided or written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What users call to train, `cn.Trainer` and `cn.fit`: log lines, signals, checks of arguments.
+"""What users call to train a loss, `cn.Trainer`: the course of a fit, signals, checks of arguments.
 
-In come a loss or a Keras model, and data; out goes a history.
+In come a loss and data; out goes a history.
 """
