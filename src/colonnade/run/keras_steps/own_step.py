@@ -26,7 +26,8 @@ from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
-from colonnade.run.prove.look import POSITIONS
+from colonnade.run.prove.look import FIRST, POSITIONS
+from colonnade.run.prove.second_looks import ProvedSizes
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
@@ -39,6 +40,8 @@ from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
 
+# How many batches are looked at, where they show nothing.
+LOOKS = 3
 NAMES = ("data", POSITIONS, "total")
 
 
@@ -75,7 +78,7 @@ class OwnStep:
         # The same with slices that were sent ahead, and what these tell.
         self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
-        self._examined: set[Hashable] = set()  # kinds of batches, and whether slices differ in size
+        self._sizes, self._begun, self._untold = ProvedSizes(), False, 0  # batches that showed nothing
         self.names: list[str] = []  # of the variables whose gradients a trace gives
 
     def __call__(self, iterator: Any) -> Any:
@@ -102,11 +105,15 @@ class OwnStep:
     def _checked(self, data: Any) -> Arguments:
         batch = self._opened(data)
         counts = self.counts(batch)
-        # Slices of one size do not show whether each counts by its own.
-        kind = self._batch_kind, len(set(counts)) > 1
-        if kind not in self._examined and len(counts) > 1:
-            self._examine(batch)
-            self._examined.add(kind)
+        if self._prover.wanted and self._sizes.shows_more(self._batch_kind, counts):
+            name = type(self._model).__name__
+            where = f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST
+            found = StepInSlices(self, batch).anew(batch, where)
+            self._prover.examine_step(found, partial(self._apart, batch), name)
+            self._begun = True
+            self._untold += not self._prover.told
+            if self._prover.told or self._untold >= LOOKS:
+                self._sizes.note(self._batch_kind, counts)
         return batch
 
     def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
@@ -202,11 +209,6 @@ class OwnStep:
     def whole(self, batch: Arguments) -> Traced:
         """The step as one device makes it."""
         return self._traces.get(batch.resized(sum(self.counts(batch))))
-
-    def _examine(self, batch: Arguments) -> None:
-        if self._prover.wanted:
-            name = type(self._model).__name__
-            self._prover.examine_step(StepInSlices(self, batch), partial(self._apart, batch), name)
 
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
