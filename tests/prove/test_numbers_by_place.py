@@ -33,7 +33,7 @@ INNER = tf.function(lambda x: keras.random.uniform(x.shape, seed=SEED), autograp
     [
         (lambda x: keras.random.uniform(x.shape, seed=SEED), 0),
         (lambda x: tf.random.normal(tf.shape(x), dtype="float16"), 0),
-        (lambda x: keras.random.randint((x.shape[0] * 4,), 3, 90, seed=SEED), 0),
+        (lambda x: keras.random.randint((x.shape[0], 4), 3, 90, seed=SEED), 0),
         (lambda x: keras.random.uniform((7, x.shape[0], 5), seed=SEED), 1),
         (lambda x: keras.random.uniform((3,), seed=SEED), None),
         (lambda x: tf.random.uniform((x.shape[0], 3), maxval=9, dtype="int32"), 0),
@@ -67,7 +67,8 @@ def test_they_are_spread_as_those_that_are_drawn():
 
 def test_where_the_examples_are_cannot_always_be_told():
     assert places((10, 4), (5, 4), 5, 5, 10) == (DrawPlace(0, 0, 10), DrawPlace(0, 5, 10))
-    assert places((20,), (4,), 3, 2, 10) == (DrawPlace(0, 0, 20), DrawPlace(0, 6, 20))
+    assert places((3, 10), (3, 2), 6, 2, 10) == (DrawPlace(1, 0, 10), DrawPlace(1, 6, 10))
+    assert places((20,), (4,), 3, 2, 10) is None
     assert places((4,), (4,), 5, 5, 10) == (DrawPlace(), DrawPlace())
     assert places((10, 10), (5, 5), 5, 5, 10) is None
     assert places((4,), (3,), 5, 5, 10) is None

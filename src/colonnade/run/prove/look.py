@@ -123,7 +123,9 @@ class Look:
             return None
         if not all(np.all(np.isfinite(value)) for value in gradients):
             return NOT_FINITE
-        if not any(np.any(value) for value in gradients):
+        # Gradients may be kept first, and applied later.
+        kept = [value for leaf, value in self.one.items() if leaf.startswith(STATE)]
+        if not any(np.any(value) for value in (*gradients, *kept)):
             return "all gradients of it are 0"
         return None
 

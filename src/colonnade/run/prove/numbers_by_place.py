@@ -38,17 +38,19 @@ class DrawPlace:
 def places(whole: Sequence[int] | None, part: Sequence[int] | None, start: int, rows: int, total: int) -> Any:
     """Of one draw, told from its shapes in both traces: its places in the whole batch's and in the slice's.
 
-    None where nothing tells, because no dim is that of the examples or several are.
+    None where nothing tells, because no dim is that of the examples or several are. Where there are some
+    numbers for each example, they may be side by side or not: first those of all generated images, then
+    those of the real ones.
     """
     if whole is None or part is None or len(whole) != len(part):
         return None
     differ = [i for i, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
     if not differ:
         return DrawPlace(), DrawPlace()
-    axis, each = differ[0], max(whole[differ[0]] // total, 0)
-    if len(differ) > 1 or not each or (whole[axis], part[axis]) != (each * total, each * rows):
+    axis = differ[0]
+    if len(differ) > 1 or (whole[axis], part[axis]) != (total, rows):
         return None
-    return DrawPlace(axis, 0, whole[axis]), DrawPlace(axis, each * start, whole[axis])
+    return DrawPlace(axis, 0, total), DrawPlace(axis, start, total)
 
 
 def written(
