@@ -45,6 +45,8 @@ DRAWS = 3
 # Multiples of the loss, none of them a power of 2: those are rounded as the loss itself is.
 SCALES = (0.7, 1.1, 1.3, 1.7)
 FIRST = "the first batch"
+# So many times the rounding that is allowed show a mistake where values are not the user's.
+CLEAR = 30.0
 NOT_FINITE = "gradients of it are not finite"
 # Begins the names of what a step keeps for the next one.
 STATE = "state"
@@ -136,6 +138,18 @@ class Look:
             return self.untold in (None, NOT_FINITE)
         except tf.errors.InvalidArgumentError:
             return False
+
+    @property
+    def clear(self) -> bool:
+        """Whether something differs by far more than rounding was seen to make, or by more than it can."""
+        kinds = scales(self.one)
+        most = {
+            r.leaf: most_noise(self.one[r.leaf], kinds[kind(r.leaf)], self.step, self.size) for r in self.rows
+        }
+        return any(
+            row.difference > CLEAR * row.tolerance or row.difference > margin(self.step) * most[row.leaf]
+            for row in self.unequal
+        )
 
     @property
     def miscounted(self) -> bool:

@@ -33,7 +33,8 @@ from colonnade.run.variables.saved_state import named
 Trace = Callable[[Arguments], Objective]
 Found = InSlices | StepInSlices
 F = TypeVar("F", InSlices, StepInSlices)
-W = TypeVar("W")
+# What was compared, and what in place of that where it differs for a good reason.
+W = TypeVar("W", bound=tuple[Any, Any])
 
 TOO_LARGE = "not proved on the first batch: it is too large for one device"
 GO_ON = 'prove="warn" goes on all the same'
@@ -118,6 +119,9 @@ class Prover:
             seen = gaps if gaps.look.tells else found
         seen = _in_range(seen)
         amiss = judge(seen)
+        if amiss is not None and seen.batch is varied and not (amiss[1] or amiss[0]).look.clear:
+            seen = _in_range(found)  # values that are all the same are rounded in ways of their own
+            amiss = judge(seen)
         self._warn_of_bounds(found.whole)
         resting = seen.resting
         if amiss is not None or not resting or not self.told:
@@ -144,8 +148,7 @@ class Prover:
 
     def fits(self, traces: Traces, batch: Arguments) -> bool:
         """Whether one device has room for the whole batch; if not, that is said."""
-        room = self.has_room(traces, batch)
-        if not room:
+        if not (room := self.has_room(traces, batch)):
             self._say(TOO_LARGE)
         return room
 
