@@ -19,21 +19,47 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Contender:
-    """A Python program; the last line that it prints is a JSON object of figures."""
+    """A Python program that prints a JSON object of figures.
+
+    Libraries print as well: NCCL what `NCCL_DEBUG` asks for, some of it at the end. So the figures are the
+    last line that is such an object. The others go to the error output.
+    """
 
     name: str
     program: Path
     arguments: tuple[str, ...] = ()
     cards: bool = False  # else the contest is about virtual CPU devices, also on a machine with cards
+    patience: float = 600.0  # in seconds
 
-    def run(self, timeout: float = 600) -> Figures:
+    def run(self) -> Figures:
         hidden = {} if self.cards else {"CUDA_VISIBLE_DEVICES": "-1"}
         quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **hidden}
         command = [sys.executable, str(self.program), *self.arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=quiet)
-        if done.returncode:
-            raise RuntimeError(f"{self.name} failed:\n{done.stderr}")
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=self.patience, env=quiet)
+        lines = done.stdout.splitlines()
+        figures = None if done.returncode else last_figures(lines)
+        for line in lines:
+            if figures is None or line.strip() != figures:
+                print(line, file=sys.stderr)
+        if figures is None:
+            why = "failed" if done.returncode else "printed no figures"
+            raise RuntimeError(f"{self.name} {why}:\n{done.stderr}")
+        return json.loads(figures)
+
+
+def last_figures(lines: Sequence[str]) -> str | None:
+    """The last line that is a JSON object.
+
+    >>> last_figures(["NCCL version 2.21.5", '{"step": 0.1}', "NCCL INFO comm 0x7f - Destroy COMPLETE", "7"])
+    '{"step": 0.1}'
+    """
+    for line in map(str.strip, reversed(lines)):
+        try:
+            if isinstance(json.loads(line), dict):
+                return line
+        except json.JSONDecodeError:
+            continue
+    return None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ class Table(keras.layers.Layer):
             return x + tf.reduce_mean(tf.one_hot(ids, ROWS, dtype=DTYPE) @ table, axis=1)
         if self.how == "positions":
             return x + tf.reduce_mean(tf.gather(self.table.value, tf.range(3)) ** 2, axis=0)
+        if self.how == "counted":  # each row once
+            rows, places, _ = tf.unique_with_counts(tf.reshape(ids, [-1]))
+            looked = tf.gather(tf.gather(self.table.value, rows), places)
+            return x + tf.reduce_mean(tf.reshape(looked, [-1, LOOKUPS, WIDTH]), axis=1)
         # Small slices look rows up as large ones multiply: what is traced depends on the size.
         if self.how == "by size" and x.shape[0] is not None and x.shape[0] <= 2:
             return x + tf.reduce_mean(tf.one_hot(ids, ROWS, dtype=DTYPE) @ table, axis=1)
@@ -115,6 +119,7 @@ BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
     "conv": _conv,
     "embedding": _embedding,
     "embedding dense": lambda x, ids: Table("dense")(x, ids),
+    "embedding of distinct ids": lambda x, ids: Table("counted")(x, ids),
     "embedding by size": lambda x, ids: Table("by size")(x, ids),
     "tied table": lambda x, ids: Table("tied")(x, ids),
     "twice": _twice,
@@ -138,7 +143,9 @@ NORMS = {"norm", "local norm"}
 STATES = {"steps", "whole steps", "examples", "examples summed", "whole examples summed"}
 
 
-def model(blocks: tuple[str, ...], regularised: bool) -> keras.Model:
+def model(
+    blocks: tuple[str, ...], regularised: bool, kind: Callable[..., keras.Model] = keras.Model
+) -> keras.Model:
     x = keras.Input([WIDTH], dtype=DTYPE)
     ids = keras.Input([LOOKUPS], dtype="int64")
     value = x
@@ -146,4 +153,4 @@ def model(blocks: tuple[str, ...], regularised: bool) -> keras.Model:
         value = BLOCKS[name](value, ids)
     regularizer = keras.regularizers.L2(0.1) if regularised else None
     head = keras.layers.Dense(1, dtype=DTYPE, kernel_regularizer=regularizer, name="head")
-    return keras.Model([x, ids], head(value))
+    return kind([x, ids], head(value))

@@ -15,9 +15,9 @@ from blocks import BLOCKS, NORMS, STATES
 from hypothesis import strategies as st
 
 HOMES = ("shared", "mirrored", "partitioned")
-# Trainer step by step, Trainer.fit, cn.fit, a pipeline, local training joined after every step, and
-# asynchronous training on one device, which is lockstep.
-ENGINES = ("batch", "fit", "keras", "pipeline", "local", "asynchronous")
+# Trainer step by step, Trainer.fit, cn.fit, a train_step of a model's own, a pipeline, local training joined
+# after every step, by an outer optimizer or without, and asynchronous training on one device: all lockstep.
+ENGINES = ("batch", "fit", "keras", "step", "pipeline", "local", "outer", "asynchronous")
 OPTIMIZERS: dict[str, dict[str, list[Any]]] = {
     "SGD": {"momentum": [0.0, 0.9], "nesterov": [False, True]},
     "Adam": {"amsgrad": [False, True]},
@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> Case:
     blocks = tuple(name for names in few if (name := draw(st.sampled_from(names))))
     if {*blocks} >= NORMS:  # the reference takes whole batches for one kind, and slices for the other
         blocks = tuple(name for name in blocks if name != "norm")
-    plain = engine == "local"  # only there is a mean of updates the update by a mean
+    plain = engine in ("local", "outer")  # only there is a mean of updates the update by a mean
     names = [name for name in OPTIMIZERS if not (NORMS & {*blocks} and name in NOISY)]
     optimizer = "SGD" if plain else draw(st.sampled_from(names))
     options = draw(plain_options() if plain else all_options(optimizer))
@@ -88,9 +88,9 @@ def allowed(engine: str) -> list[str]:
     without: set[str] = set()
     if engine == "pipeline":  # micro-batches come one after the other: docs/pipeline.md
         without = {"norm", "spectral", *STATES}
-    if engine == "local":  # replicas have variables of their own: docs/modes.md
+    if engine in ("local", "outer"):  # replicas have variables of their own: docs/modes.md
         without = {"spectral", *NORMS, *STATES}
-    if engine in ("fit", "keras"):  # a count that does not say it is a sum: the proof refuses it
+    if engine in ("fit", "keras", "step"):  # a count that does not say it is a sum: the proof refuses it
         without = {"examples"}
     return [name for name in BLOCKS if name not in without]
 

@@ -25,6 +25,22 @@ MICRO_BATCHES = 2
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
+class Stepping(keras.Model):
+    """With a step of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        given, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum((self(given, training=True) - y) ** 2, axis=1))
+            scaled = self.optimizer.scale_loss(loss + sum(self.losses))
+        trained = self.trainable_variables
+        gradients = tape.gradient(scaled, [v.value for v in trained])
+        if self.optimizer.loss_scale_factor or self.optimizer.gradient_accumulation_steps:
+            gradients = [tf.convert_to_tensor(g) for g in gradients]  # Keras cannot divide sparse ones
+        self.optimizer.apply(gradients, trained)
+        return {"loss": loss}
+
+
 def batches(case: Case) -> list[Batch]:
     rng = np.random.default_rng(case.seed)
     return [
@@ -84,7 +100,7 @@ def reference(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
         if densified(case.options):
             gradients = [tf.convert_to_tensor(g) for g in gradients]
         optimizer.apply(gradients, trained)
-    if case.engine == "keras":  # model.fit ends with the averaged weights, where there are some
+    if case.engine in ("keras", "step"):  # model.fit ends with the averaged weights, where there are some
         optimizer.finalize_variable_values(trained)
     return outcome(model, optimizer)
 
@@ -144,14 +160,15 @@ def trained(case: Case, model: keras.Model) -> dict[str, np.ndarray]:
     optimizer, data = optimizer_of(case), batches(case)
     if case.built:
         optimizer.build(model.trainable_variables)
-    if case.engine == "keras":
+    if case.engine in ("keras", "step"):
         model.compile(optimizer, keras.losses.MeanSquaredError())
         spec = tuple(tf.TensorSpec([None, *column.shape[1:]], column.dtype) for column in data[0])
         dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=spec)
         dataset = dataset.map(lambda x, ids, y: ((x, ids), y)).apply(
             tf.data.experimental.assert_cardinality(len(data))
         )
-        cn.fit(model, dataset, devices=case.devices, variables=case.home, shuffle=False, verbose=0)
+        home = {"variables": case.home} if case.engine == "keras" else {}
+        cn.fit(model, dataset, devices=case.devices, shuffle=False, verbose=0, **home)
         return outcome(model, optimizer)
     call, where = paths(case, model)
 
@@ -173,7 +190,9 @@ def paths(case: Case, model: keras.Model) -> tuple[Callable[..., Any], dict[str,
     if case.engine == "pipeline":
         pipeline = pipelined(case, model)
         return pipeline, {"devices": pipeline}
-    sync = {"local": cn.LocalSGD(every=1), "asynchronous": cn.Asynchronous()}.get(case.engine)
+    outer = cn.LocalSGD(every=1, outer=keras.optimizers.SGD(1.0))
+    modes = {"local": cn.LocalSGD(every=1), "outer": outer, "asynchronous": cn.Asynchronous()}
+    sync = modes.get(case.engine)
     return model, {"devices": case.devices, "sync": sync, "variables": case.home} | (
         {"variables": "auto"} if sync else {}
     )
@@ -198,7 +217,8 @@ def differences(case: Case) -> dict[str, float]:
     """By how much each variable of the model and of the optimizer is off; empty where nothing is."""
     with in_double(anew=True):
         keras.utils.set_random_seed(case.seed)
-        model = blocks.model(case.blocks, case.regularised)
+        kind = Stepping if case.engine == "step" else keras.Model
+        model = blocks.model(case.blocks, case.regularised, kind)
         start = model.get_weights()
         expected = reference(case, model)
         model.set_weights(start)

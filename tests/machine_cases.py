@@ -348,6 +348,27 @@ def other_constant(devices):
     return refusal(lambda: trainer.fit(rows(20), batch_size=10, progress=False, prove=False))
 
 
+def other_frozen_layer(devices):
+    """The last machine has other values in a layer that is not trained, as after another download."""
+    model = dense_model()
+    model.layers[0].trainable = False
+    model.layers[0].bias.assign(np.full(7, 0.1 * is_last()))
+    trainer = cn.Trainer(squared(model), keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows(20), batch_size=10, progress=False, prove=False))
+
+
+def other_way_round(devices):
+    """The last machine takes one from the other the other way: the same ops, and another loss."""
+    model, last = dense_model(), is_last()
+
+    def loss(x, y):
+        left, right = model(x, training=True)[:, 0], tf.reduce_sum(x, axis=1)
+        return tf.nn.relu(right - left if last else left - right)
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=devices)
+    return refusal(lambda: trainer.fit(rows(20), batch_size=10, progress=False, prove=False))
+
+
 def other_size(devices):
     """The last machine comes to a smaller batch, after a call in which all were alike."""
     model = dense_model()
@@ -448,6 +469,8 @@ WRONG = {
         other_values,
         other_order,
         other_constant,
+        other_frozen_layer,
+        other_way_round,
         other_size,
         other_batch_of_keras,
         other_steps,

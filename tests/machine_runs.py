@@ -162,6 +162,10 @@ elif WHAT == "shorter":  # the data of the last machine are
     run(count=48 if LAST else 64)
 elif WHAT == "failing":  # the data of the last machine do, in the middle of a call
     run(count=160, log_every=100, checkpoint=None)
+elif WHAT == "leaving":  # the last machine does, for a reason that will be there again
+    if LAST:
+        sys.exit("there is nothing in /data")
+    run()
 elif WHAT == "stuck":
     EPOCHS = 100_000
     run(log_every=1000)

@@ -1,6 +1,7 @@
 """The statistics under the benchmarks, with contenders that print what they are told."""
 
 import importlib.util
+import subprocess
 
 import pytest
 from fresh import ROOT
@@ -30,6 +31,37 @@ def test_a_contender_that_fails_says_why(tmp_path):
     program.write_text("raise SystemExit('no such device')")
     with pytest.raises(RuntimeError, match=r"(?s)a failed:.*no such device"):
         contest.Contender("a", program).run()
+
+
+CHATTY = """
+import json, sys
+sys.stdout.write("host:7:9 [0] NCCL INFO Channel 00/0 :")
+print("", json.dumps({"step": 2.0}), sep=chr(10))
+print("host:7:9 [0] NCCL INFO comm 0x7f - Destroy COMPLETE")
+print("7")
+"""
+
+
+def test_figures_are_found_among_what_libraries_print(tmp_path, capfd):
+    """As with NCCL_DEBUG=INFO: before, cut off in the middle of a line, and after."""
+    program = tmp_path / "program.py"
+    program.write_text(CHATTY)
+    assert contest.Contender("a", program).run() == {"step": 2.0}
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "Channel 00/0" in told.err
+    assert "Destroy COMPLETE" in told.err
+    assert "step" not in told.err
+    program.write_text("print('NCCL INFO nothing else')")
+    with pytest.raises(RuntimeError, match="a printed no figures"):
+        contest.Contender("a", program).run()
+
+
+def test_a_contender_has_as_long_as_it_is_given(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import time; time.sleep(60)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        contest.Contender("a", program, patience=0.2).run()
 
 
 def test_spread_and_verdict():

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from families import kept
+from families import kept, long
 
 import colonnade as cn
 from colonnade.reason.simulator.staleness import race
+from colonnade.run.variables.replica_copies import ReplicaCopies
 
 TURNS = 150  # some 20 ms
 STEPS = 4
@@ -167,6 +168,7 @@ class Training(Plain):
 
     def __init__(self, make, constraint=None, *, slow=False, **options):
         super().__init__(make, constraint)
+        self.make, self.constraint = make, constraint
         self.turns = slowed(self.optimizer) if slow else None
         self.options = {"devices": REPLICAS, **options}
         self.prepare()
@@ -208,7 +210,7 @@ class Streamed(Training):
 class Fitted(Training):
     """A compiled Keras model, whose loss Keras computes in float32."""
 
-    near = 2e-6
+    near, rows = 2e-6, ROWS
 
     def prepare(self):
         inputs = keras.Input([4], dtype="float64")
@@ -219,10 +221,61 @@ class Fitted(Training):
         losses = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: means.append(logs["loss"]))
         means = []
         x, y = joined(replica)
-        options = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "callbacks": [losses]}
+        options = {"batch_size": self.rows, "shuffle": False, "verbose": 0, "callbacks": [losses]}
         cn.fit(self.model, x, y, **options, **self.options)
         sums = np.array(means) * np.arange(1, STEPS + 1)  # Keras shows the mean since the epoch began
         return np.diff(sums, prepend=0)
+
+
+class Stepping(keras.Model):
+    """With a step of its own, which applies gradients and decay as replicas come to them."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - tf.cast(y, tf.float64)) ** 2)
+            scaled = self.optimizer.scale_loss(loss)
+        trained = self.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, [v.value for v in trained]), trained)
+        return {"loss": loss}
+
+
+class Stepped(Fitted):
+    """A compiled Keras model with a step of its own."""
+
+    def prepare(self):
+        inputs = keras.Input([4], dtype="float64")
+        self.model = Stepping(inputs, self.layer(inputs))
+        self.model.compile(self.optimizer, "mse")
+
+    def train(self, replica):
+        losses = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: each.append(logs["loss"]))
+        each = []
+        x, y = joined(replica)
+        options = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "callbacks": [losses], "prove": False}
+        cn.fit(self.model, x, y, **options, **self.options)
+        return each
+
+
+class Grouped(Fitted):
+    """A whole batch for each device: their sizes are equal, so the mean of all is that of one large batch."""
+
+    rows = ROWS // REPLICAS
+
+
+class Anew(Training):
+    """What keeps values between its steps that nobody can set back: a trainer for each training."""
+
+    def result(self, replica):
+        other = type(self)(self.make, self.constraint, slow=self.turns is not None, **self.options)
+        if self.turns is not None:
+            other.turns.assign(self.turns)
+        return [other.train(replica), *other.reached()]
+
+
+def undelayed(**options):
+    """As the same training has them if nobody is late."""
+    return lambda *args: Anew(*args, **options).result(None)
 
 
 class Piped(Training):
@@ -251,6 +304,8 @@ def test_what_is_late_in_lockstep_changes_nothing(home, name, slow):
     Training(make, slow=slow, variables=home).check(in_lockstep(make))
 
 
+# Replicas of which none is where the variables are.
+ELSEWHERE = [f"/CPU:{i + 1}" for i in range(REPLICAS)]
 WAYS = {
     "many steps in a call": (Streamed, {"variables": "mirrored"}, in_lockstep),
     "left out if not finite": (Training, {"variables": "mirrored", "on_nan": "skip"}, in_lockstep),
@@ -262,14 +317,21 @@ WAYS = {
     "fit": (Fitted, {"variables": "mirrored"}, in_lockstep),
     "fit, shared": (Fitted, {"variables": "shared"}, in_lockstep),
     "fit, partitioned": (Fitted, {"variables": "partitioned"}, in_lockstep),
+    "own step": (Stepped, {}, in_lockstep),
+    "own step, variables elsewhere": (Stepped, {"devices": ELSEWHERE}, in_lockstep),
+    "per device": (Grouped, {"per_device": True}, in_lockstep),
+    "per device, variables elsewhere": (Grouped, {"per_device": True, "devices": ELSEWHERE}, in_lockstep),
     "pipeline": (Piped, {}, in_lockstep),
     "local": (Training, {"sync": cn.LocalSGD(2)}, lambda *args: apart(2, *args)),
     "local, streamed": (Streamed, {"sync": cn.LocalSGD(1)}, lambda *args: apart(1, *args)),
+    "outer": (Anew, {"sync": cn.DiLoCo(2)}, undelayed(sync=cn.DiLoCo(2))),
+    "elastic": (Anew, {"sync": cn.Elastic(2, 0.2)}, undelayed(sync=cn.Elastic(2, 0.2))),
     "asynchronous": (Training, {"sync": cn.Asynchronous(order=race([1.0] * REPLICAS, 0))}, one_by_one),
 }
 WAY_CASES = [(way, name, slow) for way in WAYS for name in ("adamw", "averaged") for slow in (False, True)]
 WAYS_CHOSEN = [
-    (way, "adamw", False) for way in ("many steps in a call", "fit", "pipeline", "local", "asynchronous")
+    (way, "adamw", False)
+    for way in ("many steps in a call", "fit", "own step", "per device", "pipeline", "local", "asynchronous")
 ]
 
 
@@ -284,3 +346,23 @@ def test_what_is_late_in_other_ways_of_training_changes_nothing(way, name, slow)
 def test_a_constraint_waits_for_late_replicas(home):
     make = OPTIMIZERS["sgd"]
     Training(make, halved, variables=home).check(in_lockstep(make, halved))
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Stepped, {}), *long((Grouped, {"per_device": True}))])
+@pytest.mark.parametrize("devices", [ELSEWHERE, *long(REPLICAS)])
+def test_replicas_that_are_late_to_copy_the_variables_change_nothing(kind, options, devices, monkeypatch):
+    """The first one writes to the variables themselves."""
+    turns, original = tf.Variable(0, trainable=False), ReplicaCopies.begin
+
+    def begin(copies):
+        with tf.control_dependencies([busy(turns)]):
+            original(copies)
+
+    monkeypatch.setattr(ReplicaCopies, "begin", begin)
+    training = kind(OPTIMIZERS["adamw"], devices=devices, **options)
+    turns.assign(TURNS)
+    losses, *variables = training.result(None)
+    expected = in_lockstep(OPTIMIZERS["adamw"])
+    np.testing.assert_allclose(losses, expected[0], rtol=2e-6)
+    for actual, value in zip(variables, expected[1:], strict=True):
+        np.testing.assert_allclose(actual, value, rtol=training.near)

@@ -80,6 +80,8 @@ def mirrored(
 ) -> Figures:
     """MirroredStrategy with NCCL, its default, and with many steps in one tf.function."""
     names = [device.name for device in tf.config.list_logical_devices("GPU")][:cards]
+    if len(names) < cards:
+        raise SystemExit(f"TensorFlow can use {len(names)} cards here, not {cards}: run colonnade doctor")
     by_copies = tf.distribute.HierarchicalCopyAllReduce() if "--copies" in sys.argv else None
     strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=by_copies)
     with strategy.scope():
@@ -127,4 +129,6 @@ if __name__ == "__main__":
         keras.mixed_precision.set_global_policy("mixed_float16")
     cn.setup()
     count, each, pixels = map(int, numbers)
-    print(json.dumps(CONTENDERS[name](MODELS[model_name], count, each, pixels, float(duration))), flush=True)
+    found = CONTENDERS[name](MODELS[model_name], count, each, pixels, float(duration))
+    # NCCL may have been cut off in the middle of a line.
+    print("", json.dumps(found), sep="\n", flush=True)

@@ -5,10 +5,12 @@ python benchmarks/cards/main.py --half             in mixed precision
 python benchmarks/cards/main.py --rounds 1 --seconds 5
 
 Images are made up and stay in memory: it is about the cards and the links between them, not about disks. What
-was measured goes to results.json beside this file; attach it to a report.
+was measured goes to results.json beside this file, in mixed precision to results_half.json, once it is known;
+attach them to a report.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from contest import Contender, Contest, Spread
 
+from colonnade.hardware import gpu
 from colonnade.hardware.cards import detect
 
 HERE = Path(__file__).parent
@@ -40,28 +43,31 @@ def main(
     batch: Annotated[int, typer.Option(help="Images per card.")] = 64,
     size: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 224,
     half: Annotated[bool, typer.Option("--half", help="Mixed precision.")] = False,
+    patience: Annotated[
+        float, typer.Option(help="Minutes for a contender, of which kernels that are compiled may take 30.")
+    ] = 60.0,
 ) -> None:
     """Interleaved, each contender in processes of its own."""
     console = Console(width=110)
-    machine = detect()
-    if not machine.cards:
-        console.print("There is no card here. The contests on virtual devices are in benchmarks/throughput.")
+    usable = len(gpu.visible(detect().cards, os.environ))
+    if not usable:
+        hidden = f" that {gpu.VISIBLE} shows" if gpu.VISIBLE in os.environ else ""
+        console.print(f"There is no card here{hidden}. benchmarks/throughput is about virtual devices.")
         raise typer.Exit(1)
-    results = {}
-    for cards in counts(len(machine.cards)):
+    results: dict[int, dict[str, list[dict[str, float]]]] = {}
+    for cards in counts(usable):
         contest = Contest()
         given = ("resnet50", str(cards), str(batch), str(size), str(seconds), *(["--half"] * half))
-        contest.hold(
-            [
-                Contender(name, HERE / "contender.py", (name, *given), cards=True)
-                for name in ("colonnade", "mirrored")
-            ],
-            rounds,
-            console.print,
-        )
-        results[cards] = contest.rounds
+        contenders = [
+            Contender(name, HERE / "contender.py", (name, *given), cards=True, patience=60 * patience)
+            for name in ("colonnade", "mirrored")
+        ]
+        try:
+            contest.hold(contenders, rounds, console.print)
+        finally:  # whatever ends it, the rounds that were held count
+            results[cards] = contest.rounds
+            (HERE / f"results{'_half' * half}.json").write_text(json.dumps(results, indent=1) + "\n")
         console.print(summed_up(results))
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def summed_up(results: dict[int, dict[str, list[dict[str, float]]]]) -> Table:

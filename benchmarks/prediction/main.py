@@ -2,17 +2,24 @@
 
 python benchmarks/prediction/main.py                          all tables
 python benchmarks/prediction/main.py --table zero_memory      one of them, row by row
+python benchmarks/prediction/main.py --table new.csv          any other: any_table.py has its columns
 """
 
+from pathlib import Path
 from typing import Annotated
 
+import any_table
 import tables
 import typer
 from report import Row, Score, markdown
 
+from colonnade.errors import InvalidArgument
+
 
 def main(
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(help="Only this table, or a file; may be given again.")
+    ] = None,
     every_row: Annotated[bool, typer.Option("--rows", help="Print every row.")] = False,
 ) -> None:
     """Predict, and say how far off it is."""
@@ -20,6 +27,12 @@ def main(
     for predict in tables.ALL:
         if not table or predict.__name__ in table:
             rows += predict()
+    for given in table or ():
+        if given.endswith(".csv"):
+            try:
+                rows += any_table.predicted(Path(given))
+            except InvalidArgument as error:
+                raise SystemExit(str(error)) from None
     names = list(dict.fromkeys(row.table for row in rows))
     if every_row or table:
         for name in names:

@@ -1,5 +1,7 @@
 """Asynchronous training: in a fixed order against NumPy, with real threads by what must hold in any order."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -164,3 +166,26 @@ def test_moving_averages_are_those_of_the_devices_that_worked():
     means = [part.mean(axis=0) for part in np.array_split(X[:40], 4)]
     # Devices 0 and 1 took all slices in turn; with a momentum of 0 only the last of each counts.
     np.testing.assert_allclose(norm.moving_mean, (means[2] + means[3]) / 2, atol=1e-6)
+
+
+def test_going_on_averages_over_the_devices_that_worked_before(tmp_path):
+    """Two of four devices have never had a slice; what they keep is what the average began with."""
+    order = [ReadOrApply(k, i) for _ in range(2) for k in ("read", "apply") for i in (0, 1)]
+    data = tf.data.Dataset.from_tensor_slices((X[:40], Y[:40])).batch(40)
+    shown = []
+    for _ in range(2):
+        keras.utils.clear_session()  # the same names again
+        norm = keras.layers.BatchNormalization(momentum=0.0, dtype="float64", name="norm")
+        head = keras.layers.Dense(1, dtype="float64", name="head")
+        trainer = cn.Trainer(
+            lambda x, y, norm=norm, head=head: tf.squeeze((head(norm(x, training=True)) - y) ** 2, axis=1),
+            keras.optimizers.SGD(0.0),
+            devices=4,
+            sync=cn.Asynchronous(order=order),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the order begins again
+            trainer.fit(data, steps=1, checkpoint=cn.Checkpoint(tmp_path / "saved", every=1), progress=False)
+        shown.append(norm.moving_mean.numpy())
+    assert np.abs(shown[0]).max() > 0
+    np.testing.assert_allclose(*shown)

@@ -1,5 +1,6 @@
 """In `cn.fit` too the slice of the next batch is on its card by then, and Keras's loop is as it was."""
 
+import itertools
 import re
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from fake import copies
 from test_ahead import above, assert_equal
 
 import colonnade as cn
+from colonnade.run.batch.shares import MeasuredShares
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.step_ahead import StepAhead
 from colonnade.run.keras_steps.own_step import OwnStep
@@ -294,6 +296,28 @@ def test_a_fit_that_is_ended_early_leaves_nothing_on_a_card(not_ahead, places, o
     assert_equal(ahead, fitted())
 
 
+def test_shares_that_change_leave_no_slices_of_the_old_sizes_on_a_card(monkeypatch, places):
+    """As after measuring: the slice that was sent ahead is of no use then."""
+    turns = itertools.count()
+
+    def reconsider(self):
+        self.speeds = np.array([1.0 + next(turns) // 3 % 2, 1.0, 1.0, 1.0])
+
+    monkeypatch.setattr(MeasuredShares, "reconsider", reconsider)
+    kinds = []
+
+    def look(batch, logs):
+        kinds.append(sum(any(held([each])) for each in places))
+
+    ends = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    options = {"batch_size": 10, "verbose": 0, "prove": False, "devices": CARDS[:4], "shuffle": False}
+    cn.fit(compiled(), X, Y, callbacks=[ends], sync=cn.Synchronous(shares="measured"), **options)
+    assert len(places) >= 2  # sizes of slices
+    assert len(kinds) == 9
+    assert max(kinds) == 1
+    assert not any(held(places))
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_checkpoint_goes_on_with_the_batch_that_comes_next(not_ahead, sent, tmp_path, own):
     def cut_short(batch, logs):
@@ -345,7 +369,12 @@ def test_each_card_is_sent_its_slices_once_and_sends_none_back(not_ahead, kind):
         return of_a_batch(model)
 
     ahead = moved()
-    assert all(ahead["CPU:0", f"GPU:{card}"] >= 10 * 6 * 4 for card in range(8))
+    # Ten rows of six numbers and a label; the first card is told a number of the step besides. A loss of the
+    # whole batch is computed on every card, from the labels of all 80 rows.
+    part, more = 10 * (6 + 1) * 4, (80 + 10) * 4 if kind == "whole" else 0
+    first, *others = (ahead["CPU:0", f"GPU:{card}"] for card in range(8))
+    assert others == [part + more] * 7
+    assert part + more <= first <= part + more + 8
     not_ahead()
     assert ahead == pytest.approx(moved(), abs=64)
 

@@ -152,8 +152,11 @@ def test_width(number):
     np.testing.assert_allclose(wide(X).numpy(), X @ whole, rtol=0, atol=1e-6)  # biases begin as zeros
 
 
-def test_width_is_trained_as_one_layer():
-    def run(parts):
+@pytest.fixture(scope="module")
+def wide_model():
+    """Trains a layer of so many parts; what becomes of it as a whole."""
+
+    def run(parts, replicas):
         keras.utils.set_random_seed(1)
         first, last = cn.width.Dense(8, devices=CARDS[:parts]), keras.layers.Dense(1)
         first.build([None, 6])
@@ -167,12 +170,20 @@ def test_width_is_trained_as_one_layer():
         trainer = cn.Trainer(
             lambda x, y: tf.reduce_mean((last(tf.tanh(first(x))) - y) ** 2, axis=1),
             keras.optimizers.Adam(0.01),
-            devices=CARDS[:1],
+            devices=CARDS[:replicas],
         )
         trainer.fit((X, Y), batch_size=24, steps=STEPS, progress=False)
         return [np.concatenate([v.numpy() for v in kernels], axis=1), last.kernel.numpy()]
 
-    assert_equal(run(4), run(1))
+    whole = run(1, 1)
+    return run, whole
+
+
+@pytest.mark.parametrize(("parts", "replicas"), [(2, 1), (4, 2), (8, 1), (8, 2)])
+def test_width_is_trained_as_one_layer(wide_model, parts, replicas):
+    """On one replica and on two, which share the parts."""
+    run, whole = wide_model
+    assert_equal(run(parts, replicas), whole)
 
 
 class Own(keras.Model):

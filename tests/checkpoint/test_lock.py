@@ -3,6 +3,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -143,8 +145,24 @@ def test_a_new_cluster_goes_on_where_another_was_started_more_often(tmp_path):
         again.check(1)
 
 
-def test_two_clusters_cannot_both_have_it(tmp_path):
+def test_two_clusters_cannot_both_have_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RESTARTED", 0.2)
     with owned(tmp_path, generation=2) as first:
         with pytest.raises(cn.CheckpointInUse), owned(tmp_path, generation=3):
             pass
         first.check(1)
+
+
+def test_a_later_start_waits_for_the_lock_of_one_that_died_hard_and_a_first_one_does_not(tmp_path):
+    """Shared storage keeps the lock of a machine that it does not hear of for a while."""
+    lock = FileLock(tmp_path / LOCK, thread_local=False)
+    lock.acquire()
+    begin = time.monotonic()
+    with pytest.raises(cn.CheckpointInUse), owned(tmp_path, generation=0):
+        pass
+    assert time.monotonic() - begin < module.PATIENCE + 3
+    release = threading.Timer(0.5, lock.release)
+    release.start()
+    with owned(tmp_path, generation=1) as mine:
+        mine.check(1)
+    release.join()

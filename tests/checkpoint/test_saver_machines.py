@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import colonnade as cn
+from colonnade.errors import RESUMABLE
 from colonnade.run.checkpoint import lock
 from colonnade.run.checkpoint.lock import LOCK, owned
 from colonnade.run.checkpoint.saver import Saver
@@ -26,8 +27,8 @@ class Others:
         self.agreed |= facts
 
 
-def saver_of(folder, others, engine=None):
-    peers = Peers(others.rank, (("a:0",), ("b:0",)), ("a", "b"), others, generation=0)
+def saver_of(folder, others, engine=None, generation=0):
+    peers = Peers(others.rank, (("a:0",), ("b:0",)), ("a", "b"), others, generation=generation)
     return Saver(cn.Checkpoint(folder, every=2), engine, {}, [], 1, peers=peers)
 
 
@@ -43,6 +44,18 @@ def test_a_directory_that_is_not_that_of_the_first_machine_is_noticed_at_the_fir
             with saver_of(folder, others):
                 assert others.agreed == {"directory": found}
     assert not (own / LOCK).exists()  # who does not write does not look like an owner
+
+
+def test_a_later_start_that_finds_the_directory_in_use_asks_for_another_one(tmp_path, monkeypatch, capsys):
+    """What has it may be what is left of the start before; a second launcher is another matter."""
+    monkeypatch.setattr(lock, "RESTARTED", 0.2)
+    with owned(tmp_path):
+        with pytest.raises(SystemExit) as left, saver_of(tmp_path, Others(0), generation=1):
+            pass
+        assert left.value.code == RESUMABLE
+        assert "saves into" in capsys.readouterr().err
+        with pytest.raises(cn.CheckpointInUse), saver_of(tmp_path, Others(0), generation=0):
+            pass
 
 
 class Nothing:

@@ -90,6 +90,30 @@ def test_data_that_fail_say_so_when_their_pass_begins():
         ahead.first()
 
 
+def test_what_fails_in_a_pass_that_nobody_wants_does_no_harm(monkeypatch, tmp_path):
+    """A fit may end in its first epoch, and the file be gone that the second one reads."""
+    monkeypatch.setattr(pass_ahead, "MARGIN", -1e9)
+    plain, path = shuffled(), tmp_path / "rows"
+    next(iter(plain))
+    second = [batch.numpy().tolist() for batch in plain]
+    path.write_text("")
+
+    def there(batch):
+        return batch + tf.cast(tf.strings.length(tf.io.read_file(tf.identity(str(path)))), tf.int64)
+
+    dataset = shuffled().map(there)
+    batches = opened(dataset)
+    taken(batches, 3)
+    path.unlink()
+    ahead = batches._following
+    ahead.ask()
+    ahead._over.wait(0.2)
+    batches.close()
+    assert isinstance(ahead._failed, tf.errors.NotFoundError)
+    path.write_text("")
+    assert [batch.numpy().tolist() for batch in dataset] == second
+
+
 def test_no_pass_is_begun_that_will_not_be_wanted():
     assert opened(shuffled(), most=5)._following is None
     assert opened(shuffled(), most=6)._following is not None

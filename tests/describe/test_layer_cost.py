@@ -4,7 +4,7 @@ from colonnade.describe.layer_cost import LAYER_RULES, TIMING_RULES, LayerCost, 
 
 
 def test_every_field_has_a_rule():
-    assert {field.name for field in fields(LayerCost)} == {*LAYER_RULES, "timings"}
+    assert {field.name for field in fields(LayerCost)} == {*LAYER_RULES, "timings", "pieces"}
     assert {field.name for field in fields(Timing)} == set(TIMING_RULES)
 
 

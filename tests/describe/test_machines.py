@@ -12,7 +12,7 @@ def test_links_inside_a_machine_are_its_own_and_between_machines_the_network():
     assert joined.link(0, 1).kind == "NV4"
     assert joined.link(2, 5).kind == "PIX"
     assert joined.link(1, 2).kind == joined.link(5, 0).kind == "NET"
-    assert joined.link(1, 2).bandwidth == 48e9
+    assert (joined.link(1, 2).bandwidth, joined.adapters) == (24e9, 2)  # a copy takes one adapter
     assert [joined.machine_of(i) for i in range(6)] == [0, 0, 1, 1, 1, 1]
     assert joined.boxes == (pair, four)
 
@@ -79,4 +79,5 @@ def test_adapters_of_a_matrix_are_used():
     text = "        A0   A1   mlx5_0 mlx5_1 CPU Affinity\nA0  X  PIX PHB PHB 0-7\nA1  PIX X  PHB PHB 0-7\n"
     box = Topology.from_text(text)
     assert box.adapters == 2
-    assert Topology.machines(box, 2).network.bandwidth == 24e9
+    two = Topology.machines(box, 2)
+    assert (two.network.bandwidth, two.adapters) == (12e9, 2)

@@ -36,3 +36,17 @@ def test_every_published_number_has_its_source():
     rows = list(csv.DictReader((files("colonnade.describe") / "speeds.csv").read_text().splitlines()))
     assert len(rows) > 30
     assert all(row["source"] and float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("card", "gigabytes"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 1555),
+        ("NVIDIA A100-SXM4-80GB", 2000),
+        ("NVIDIA A100 80GB PCIe", 1940),
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA H100 PCIe", 2000),
+    ],
+)
+def test_the_memory_of_each_model(card, gigabytes):
+    assert speeds.of_card(card, "memory") == gigabytes * 1e9

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -41,8 +42,41 @@ def test_json_both_ways():
     timeline = of_schedule("1f1b", 3, 4)
     assert Timeline.from_json(timeline.to_json()) == timeline
     for wrong in ("[]", "{}", '{"events": [3]}', '{"events": [{"device": "CPU:0"}]}'):
-        with pytest.raises(cn.InvalidArgument, match="Pass what to_json"):
+        with pytest.raises(cn.InvalidArgument, match=r"what to_json|Write it with to_json"):
             Timeline.from_json(wrong)
+
+
+WRONG = {
+    "device": [None, 3, ["CPU:0"], {}],
+    "start": [None, "0", True, [], float("nan"), float("-inf"), 10**400, -(10**400)],
+    "end": [None, "1", False, {}, float("inf"), 10**400, 0.25],
+    "kind": [None, 1.5, ["forward"]],
+    "stage": ["0", 1.5, True, -1, 10**400, []],
+    "micro_batch": ["0", [1], 10**400],
+    "replica": [None, "0", 0.5, {}],
+    "bytes": [None, "1", -1, [], float("nan"), 10**400],
+    "step": ["3", 3.0, [3], {}, 10**400],
+    "bucket": ["a", [], 1.5],
+    "link": [3, ["CPU:0", "CPU:1"], {}],
+    "cause": [3, ["update"], True],
+    "colour": ["red"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_fields_of_the_wrong_type_are_named(name):
+    for value in WRONG[name]:
+        event = {"device": "CPU:0", "start": 0.5, "end": 1.0, "kind": "forward", name: value}
+        with pytest.raises(cn.InvalidArgument, match=rf"events\[1\]\.{name}="):
+            Timeline.from_json(json.dumps({"events": [asdict(Event("CPU:0", 0.0, 1.0, "input")), event]}))
+
+
+def test_what_an_event_may_be():
+    """Every field is judged, and moved bytes may be a part of a whole: of a simulated ring."""
+    full = {"stage": 1, "micro_batch": 2, "replica": 1, "bytes": 0.5, "step": 3, "bucket": 0}
+    event = Event("CPU:0", -1.0, 0, "<forward>", **full, link="a -> b", cause="update")
+    assert set(asdict(event)) == set(WRONG) - {"colour"}
+    assert Timeline.from_json(json.dumps({"events": [asdict(event)]})).events == (event,)
 
 
 def test_a_trace_for_perfetto():
@@ -83,3 +117,13 @@ def test_in_a_notebook():
     assert len(repr(timeline)) < 60
     assert html.count("<rect") == 2
     assert "Nothing was recorded" in Timeline.of([])._repr_html_()
+
+
+def test_a_notebook_shows_a_part_of_a_large_timeline():
+    """And says how much it leaves out."""
+    events = [Event(f"CPU:{i}", float(j), j + 1.0, "forward") for i in range(256) for j in range(60)]
+    html = Timeline.of(events)._repr_html_()
+    assert "224 more devices are not drawn." in html
+    assert "420 shorter events are not drawn." in html  # 32 devices have 1920, and 1500 are drawn
+    assert len(html) < 400_000
+    assert "not drawn" not in Timeline.of(events[:120])._repr_html_()

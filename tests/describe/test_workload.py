@@ -73,3 +73,13 @@ def test_a_sparse_gradient_is_as_large_as_the_rows_of_a_slice():
 def test_gradients_may_have_another_size_than_parameters():
     work = Workload.of([("a", 1.0, 100), ("b", 1.0, 300)], batch=8, gradients=800)
     assert [work.dense_gradient(layer) for layer in work.layers] == [200, 600]
+
+
+@pytest.mark.parametrize("pieces", [3, [1, "a"], [1, 2], [None]])
+def test_variables_must_add_up_to_the_parameters(pieces):
+    plain = json.loads(timed([1.0], parameters=10).to_json())
+    plain["layers"][0]["pieces"] = pieces
+    with pytest.raises(InvalidArgument, match=r"layers\[0\]\.pieces"):
+        Workload.from_json(json.dumps(plain))
+    plain["layers"][0]["pieces"] = [4, 6]
+    assert Workload.from_json(json.dumps(plain)).layers[0].pieces == (4, 6)

@@ -133,6 +133,16 @@ def test_a_display_server_and_the_server_of_mps_keep_nobody_waiting(started, mon
     assert launch.run(["true"], timeout="0") == 0
 
 
+def test_whoever_computes_through_mps_has_the_card(started, monkeypatch):
+    """Its server alone does not, nor does it hide those that it serves."""
+    serving, served = Process(os.getpid(), None, 2**28), Process(os.getppid(), None, 2**28, through_mps=True)
+    nvml = FakeNvml(Topology.uniform(1), processes={0: [serving, served]})
+    monkeypatch.setattr(launch, "detect", lambda: detect(nvml))
+    monkeypatch.setattr(launch, "is_mps_server", lambda pid: pid == os.getpid())
+    assert launch.run(["true"], timeout="0") == 124
+    assert launch.run(["true"], timeout="0", share=True) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "argument", "says"),
     [

@@ -2,6 +2,7 @@ import json
 import sys
 
 from colonnade.fleet.heard import HeardSignals
+from colonnade.fleet.printer import Printer
 from colonnade.fleet.team import Team
 from colonnade.fleet.worker import Place
 
@@ -20,7 +21,11 @@ def place(name, program, **request):
 
 
 def test_what_it_says_is_kept_and_what_the_program_prints_is_shown(capfd):
-    with HeardSignals() as heard, Team([place("a", TALKS, word="é"), place("long", "")], heard) as team:
+    with (
+        Printer() as printer,
+        HeardSignals() as heard,
+        Team([place("a", TALKS, word="é"), place("long", "")], heard, printer) as team,
+    ):
         first, _ = team.workers
         assert team.wait(lambda: all(worker.over for worker in team.workers), 20)
         assert first.said == {"hello": 1}
@@ -33,7 +38,7 @@ def test_what_it_says_is_kept_and_what_the_program_prints_is_shown(capfd):
 
 
 def test_a_worker_that_has_ended_can_be_spoken_to():
-    with HeardSignals() as heard, Team([place("a", "")], heard) as team:
+    with Printer() as printer, HeardSignals() as heard, Team([place("a", "")], heard, printer) as team:
         (worker,) = team.workers
         team.wait(lambda: worker.over, 20)
         worker.tell({"signal": 15})
@@ -45,7 +50,11 @@ def test_a_worker_that_has_ended_can_be_spoken_to():
 
 def test_its_input_is_one_line_per_message(capfd):
     program = "import sys; print(sys.stdin.read())"
-    with HeardSignals() as heard, Team([place("a", program, text="x\ny")], heard) as team:
+    with (
+        Printer() as printer,
+        HeardSignals() as heard,
+        Team([place("a", program, text="x\ny")], heard, printer) as team,
+    ):
         (worker,) = team.workers
         worker.tell({"signal": 2})
         worker.tell()

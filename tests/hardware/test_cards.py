@@ -182,6 +182,23 @@ def test_who_draws_and_who_computes():
     assert list(card.processes) == both
 
 
+def test_what_computes_through_mps_is_seen_beside_its_server():
+    """NVML has a list of its own for them; a driver that does not know it costs nothing but that."""
+    server, client = Process(1, "a", 5), Process(2, "a", 6, through_mps=True)
+    nvml = FakeNvml(Topology.uniform(1), processes={0: [server, client]})
+    (card,) = detect(nvml, owner=lambda pid: "a").cards
+    assert list(card.processes) == [server, client]
+    assert client.computes
+
+    def unknown(handle):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    nvml.nvmlDeviceGetMPSComputeRunningProcesses = unknown
+    old = detect(nvml, owner=lambda pid: "a")
+    assert list(old.cards[0].processes) == [server]
+    assert old.unanswered == ()
+
+
 def test_the_server_of_mps_is_known_by_its_name(monkeypatch):
     monkeypatch.setattr(psutil.Process, "name", lambda self: "nvidia-cuda-mps-server")
     assert is_mps_server(os.getpid())

@@ -3,6 +3,7 @@ import tensorflow as tf
 from fresh import fresh
 
 import colonnade as cn
+from colonnade.hardware.placement import PlacedOp, Placement
 
 
 def test_actual_devices_forward_and_backward():
@@ -85,3 +86,13 @@ def test_in_a_notebook():
     assert "Tanh" in html
     assert f"{len(report.ops) + len(report.variables)} ops and accesses to variables" in html
     assert "<details>" in html
+
+
+def test_a_notebook_shows_a_part_of_many_ops():
+    """And says how much it leaves out."""
+    op = PlacedOp("op", "Tanh", "/device:GPU:0", "/device:CPU:0", "forward", 1)
+    html = Placement((op,) * 10_000, ())._repr_html_()
+    assert html.count("Tanh was asked for on GPU:0 and ran on CPU:0.") == 12
+    assert "So did 9,988 more ops: `moved` lists them." in html
+    assert "and 9,800 more" in html
+    assert len(html) < 200_000

@@ -12,13 +12,17 @@ import pytest
 import tensorflow as tf
 from families import kept
 from keras_programs import (
+    given_noise,
     more_steps,
+    newcomers,
     odd_corners,
     other_inputs,
     own_steps,
     plain_steps,
     refused,
     several_networks,
+    uneven,
+    wrapped_steps,
 )
 
 import colonnade as cn
@@ -26,8 +30,9 @@ import colonnade as cn
 pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
-EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL
-REFUSED = refused.REFUSED | odd_corners.REFUSED
+EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
+EQUAL |= given_noise.EQUAL | newcomers.EQUAL
+REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
 TOLERANCE = 1e-9
@@ -35,12 +40,12 @@ TOLERANCE = 1e-9
 COARSE = {"CTC": 5e-7, "captcha reader": 5e-7, "LoRA": 5e-7, "int8": 5e-7}
 
 
-def trained(make, fit, **more):
+def trained(make, fit, batch_size=10, **more):
     keras.utils.set_random_seed(0)
-    for module in (more_steps, other_inputs, own_steps, plain_steps):
+    for module in (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps):
         module.RNG = np.random.default_rng(1)
     made, data, *options = make()
-    size = {} if isinstance(data[0], IN_BATCHES) else {"batch_size": 10}
+    size = {} if isinstance(data[0], IN_BATCHES) else {"batch_size": batch_size}
     names = dict(zip(("x", "y", "sample_weight"), data, strict=False))
     options = {**(options[0] if options else {}), **size, **names, **more}
     history = fit(made, epochs=2, shuffle=False, verbose=0, **options).history
@@ -85,6 +90,8 @@ QUICK = [
     ("WGAN-GP", 2),
     ("several outputs in a train_step", 2),
     ("a warmed-up sum", 2),
+    ("a compute_loss for each token", 2),
+    ("a step around Keras's, masked", 2),
     ("synchronised batch norm in a train_step", 4),
 ]
 
@@ -108,6 +115,9 @@ SAID = kept(
     "SimCLR with augmentation",
     "examples counted in a layer",
     "examples counted in a float",
+    "texts padded to the longest of a slice",
+    "a table of the batch in a train_step",
+    "a division by no groups",
 )
 
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from compared_fits import assert_that_of_keras
+from families import long
 from keras import ops
 
 import colonnade as cn
@@ -11,6 +12,29 @@ import colonnade as cn
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)).astype("float32"), RNG.normal(size=(20, 1)).astype("float32")
 FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+class Weighing(keras.Model):
+    """Tells what its weights and its optimizer are after a step."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        told = super().compute_metrics(x, y, y_pred, sample_weight)
+        steps = ops.cast(self.optimizer.iterations, "float32")
+        return {**told, "size": ops.sum(self.trainable_variables[0] ** 2), "steps": steps}
+
+
+@pytest.mark.parametrize("home", ["partitioned", *long("shared", "mirrored")])
+def test_metrics_read_weights_as_the_step_has_left_them(home):
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 3, "variables": home})):
+        keras.utils.set_random_seed(0)
+        x = keras.Input([3])
+        made = Weighing(x, keras.layers.Dense(1)(x))
+        made.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        both.append(fit(made, X, Y, epochs=2, **FIT, **more).history)
+    assert both[0].keys() == both[1].keys()
+    for name, values in both[0].items():
+        np.testing.assert_allclose(both[1][name], values, rtol=1e-5, err_msg=name)
 
 
 class Watched(keras.layers.Layer):

@@ -1,7 +1,7 @@
 import keras
 import pytest
 
-from colonnade.run.keras_steps.keras_losses import name_of, of_slices
+from colonnade.run.keras_steps.keras_losses import missing, name_of, of_slices, uncounted
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,20 @@ def test_a_loss_has_a_name_in_every_form():
     assert name_of("mse") == "mse"
     assert name_of(keras.losses.mean_squared_error) == "mean_squared_error"
     assert name_of(keras.losses.MeanSquaredError(name="own")) == "own"
+
+
+def test_a_target_is_missed_where_the_loss_needs_one():
+    made = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    (problem,) = missing(made, None)
+    assert problem.argument == "y"
+    assert list(missing(made, 1.0)) == []
+
+
+def test_what_no_mean_of_slices_can_be_is_told_to_devices_that_do_not_wait():
+    (mask,) = uncounted("net", {}, masked=True, summed=False)
+    (each,) = uncounted("net", {("adds", 0): "sum"}, masked=False, summed=True)
+    (added,) = uncounted("net", {("adds", 0): "sum"}, masked=False, summed=False)
+    assert "mask at its output" in mask.rule
+    assert "a loss for each example" in each.rule
+    assert (added.argument, added.value) == ("add_loss", "adds")

@@ -202,3 +202,101 @@ def test_what_a_generator_leaves_out_is_none_as_with_keras():
         assert all(each is None for each in seen)
         assert len(seen) < 9  # not traced for every batch
     np.testing.assert_allclose(both[1], both[0], rtol=1e-5)
+
+
+class Chain(keras.Sequential):
+    """Layers one after the other, trained by a step of its own."""
+
+    traces = 0
+    train_step = Stepped.train_step
+
+
+def chain(*layers, optimizer="sgd"):
+    made = Chain([keras.Input([6]), *layers])
+    made.compile(optimizer, "mse")
+    return made
+
+
+class Counting(keras.layers.Layer):
+    """Keeps something of its slice, with a word for what becomes of the replicas' values."""
+
+    def __init__(self, dtype, aggregation):
+        super().__init__()
+        options = {"dtype": dtype, "aggregation": aggregation, "trainable": False}
+        self.kept = self.add_weight(shape=[], initializer="zeros", name="odd", **options)
+
+    def call(self, x):
+        some = ops.any(x > 0)
+        self.kept.assign(some if self.kept.dtype == "bool" else self.kept + ops.cast(some, self.kept.dtype))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "aggregation", "said"),
+    [
+        ("int64", "mean", "aggregation mean, and int64 has no mean"),
+        ("bool", "sum", "sum, and bool cannot be added"),
+    ],
+)
+def test_words_without_meaning_are_refused_whoever_calls_the_model(dtype, aggregation, said):
+    made = chain(Counting(dtype, aggregation), keras.layers.Dense(2))
+    batch = {"batch_size": 11, "verbose": 0}
+    with pytest.raises(cn.InvalidArgument, match=f"odd:0.*{said}"):
+        cn.fit(made, X, Y, devices=2, **batch)
+    with pytest.raises(cn.InvalidArgument, match=f"odd:0.*{said}"):
+        cn.fit(made, X, Y, devices=2, per_device=True, **batch)
+    with pytest.raises(cn.InvalidArgument, match=f"odd:0.*{said}"):
+        cn.evaluate(made, X, Y, devices=2, **batch)
+    with pytest.raises(cn.InvalidArgument, match=f"odd:0.*{said}"):
+        cn.predict(made, X, devices=2, **batch)
+    cn.predict(made, X, devices=1, **batch)  # one device keeps what it has
+
+
+class Complex(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        options = {"dtype": "complex64", "initializer": "ones"}
+        self.w = self.add_weight(shape=[6, 2], name="w", **options)
+        self.seen = self.add_weight(shape=[], name="seen", trainable=False, **options)
+
+    def call(self, x):
+        found = tf.cast(x, "complex64") @ self.w * (1 + 0.5j)
+        self.seen.assign(0.5 * self.seen + tf.reduce_mean(found))
+        return tf.abs(found)
+
+
+def test_complex_numbers_are_those_of_one_device():
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 3})):
+        made = chain(Complex())
+        fit(made, X, Y, batch_size=11, shuffle=False, verbose=0, **more)
+        both.append(made.get_weights())
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("per_device", [False, True])
+def test_optimizers_of_whole_variables_are_refused_for_parts(per_device):
+    split = cn.width.Dense(2, devices=["/CPU:0", "/CPU:1"])
+    made = chain(split, optimizer=keras.optimizers.SGD(0.1, clipnorm=1.0))
+    with pytest.raises(cn.InvalidArgument, match=r"clipnorm=1\.0: looks at a whole variable.*part_0"):
+        cn.fit(made, X, Y, devices=2, batch_size=11, verbose=0, per_device=per_device)
+
+
+class Examples(keras.layers.Layer):
+    """Counts the examples that it is given, which a trace knows as a number."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"initializer": "zeros", "trainable": False, "dtype": "int64"}
+        self.count = self.add_weight(shape=[], aggregation="sum", **options)
+
+    def call(self, x):
+        self.count.assign(self.count + tf.cast(tf.shape(x)[0], "int64"))
+        return x
+
+
+def test_counts_that_say_so_are_sums_over_the_replicas():
+    made = chain(Examples(), keras.layers.Dense(2))
+    cn.fit(made, X, Y, devices=3, batch_size=11, epochs=2, verbose=0)
+    assert int(made.layers[0].count) == 44

@@ -86,3 +86,21 @@ def test_arrays_are_shuffled_anew_in_every_pass():
     passes = [np.concatenate([one for (one,) in data]).tolist() for _ in range(2)]
     assert passes[0] != passes[1] != list(range(40))
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(40))
+
+
+def test_sparse_rows_are_cut_and_gathered_as_rows_are():
+    """Zeros that are said stay, and rows without a value; the order of the values is no matter."""
+    places = [[4, 1], [0, 2], [0, 0], [5, 1], [2, 2], [1, 0]]
+    x = tf.SparseTensor(places, [1.0, 2.0, 3.0, 4.0, 0.0, 5.0], [6, 3])
+    rows, y = tf.sparse.to_dense(tf.sparse.reorder(x)).numpy(), np.arange(6)
+    made = FitDataset.of(x, y, {"validation_split": 0.34, "batch_size": 2})
+    assert made.batches.element_spec[0][0].shape.as_list() == [None, 3]
+    held, of_held = made.options["validation_data"][:2]
+    np.testing.assert_array_equal(tf.sparse.to_dense(held), rows[3:])
+    np.testing.assert_array_equal(of_held, y[3:])
+    found = [batch for (batch,) in made.batches]
+    order = np.concatenate([which for _, which in found])
+    assert sorted(order) == [0, 1, 2]
+    for part, which in found:
+        np.testing.assert_array_equal(tf.sparse.to_dense(part), rows[which])
+    assert sum(part.values.shape[0] for part, _ in found) == 4

@@ -124,6 +124,8 @@ def test_all_machines_stop_at_a_nan_and_name_its_device(two_by_two):
         ("other_values", ["bias", "has other values on m1", "seed with"]),
         ("other_order", ["data='batches of 30 and 30 rows'", "in the same order", "Sort the files"]),
         ("other_constant", ["graph='ops ", "is so on m1", "on m0", "Run the same program"]),
+        ("other_frozen_layer", ["bias", "has other values on m1", "seed with"]),
+        ("other_way_round", ["graph='ops ", "is so on m1", "on m0", "Run the same program"]),
         ("other_steps", ["steps='5'", "is so on m1, and 4 on m0"]),
     ],
 )

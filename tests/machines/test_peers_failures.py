@@ -101,6 +101,14 @@ def test_data_that_fail_on_one_machine_are_told_by_it_and_nobody_starts_again(tm
     assert "m1 failed: InvalidArgumentError" in ended[0].err
 
 
+@pytest.mark.long
+def test_a_machine_that_leaves_for_a_reason_is_not_waited_for_again(tmp_path):
+    first, last = run_on_machines("leaving", tmp_path, [1, 1])
+    assert "m1 failed: it ended with: there is nothing in /data" in first.err
+    assert [first.code, last.code] == [1, 1]
+    assert "there is nothing in /data" in last.err
+
+
 def test_sigterm_ends_a_machine_that_trains_nothing(tmp_path):
     """TensorFlow's server would take it, and the program would go on."""
     first, last = run_on_machines("told", tmp_path, [1, 1])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
-from colonnade.run.machines.same_batch import SAMPLE, digest, kind_of
+from colonnade.run.machines.same_batch import SAMPLE, _places, digest, kind_of
 
 DRAW = np.random.default_rng(0)
 BATCHES = {
@@ -55,6 +55,25 @@ def test_of_a_large_batch_every_row_is_looked_at():
         other = batch.copy()
         other[row] += 1
         assert told(other) != told(batch)
+
+
+@pytest.mark.parametrize("shape", [(1024, 784), (256, 32, 32, 3), (512, 4096), (4096, 16), (100_000, 3)])
+def test_all_columns_are_looked_at(shape):
+    """Rows and parts of a batch may divide each other, as with 1024 pictures of MNIST."""
+    places = _places(tf.size(tf.zeros(shape))).numpy()
+    row = int(np.prod(shape[1:]))
+    assert len(np.unique(places)) == len(places) >= SAMPLE
+    assert 0 <= places.min() <= places.max() < np.prod(shape)
+    assert len(np.unique(places % row)) > min(row, SAMPLE) / 3
+
+
+def test_pictures_with_black_edges_in_another_order_are_another_batch():
+    batch = np.zeros((1024, 28, 28), "float32")
+    batch[:, 4:24, 4:24] = DRAW.random((1024, 20, 20))
+    batch = batch.reshape(1024, 784)
+    assert told(batch) != told(batch[::-1])
+    assert told(batch) != told(np.roll(batch, 1, axis=0))
+    assert told(batch) == told(batch.copy())
 
 
 def test_arguments_that_change_places_are_another_batch():

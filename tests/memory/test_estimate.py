@@ -241,6 +241,7 @@ def test_a_layer_split_by_width_is_refused_on_two_devices_and_trained_on_four():
 
 def test_a_batch_no_larger_than_one_that_fits_is_not_rehearsed_again(monkeypatch):
     seen = []
+    monkeypatch.setattr(lockstep.hardware, "has_limits", lambda: True)
     monkeypatch.setattr(lockstep, "limited", lambda devices: True)
     monkeypatch.setattr(traces, "misfits", lambda memory: seen.append(memory) or ())
     monkeypatch.setattr(estimates, "dry_run", lambda jobs: [JobMemory((Bytes(0, 0, 0),))])

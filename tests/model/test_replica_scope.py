@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument
-from colonnade.run.model.replica_scope import ReplicaScope
+from colonnade.run.model.replica_scope import AppliedInside, ReplicaScope
 from colonnade.run.move.reduce import star
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import trace
@@ -188,3 +188,55 @@ def test_apply_in_a_branch_is_refused():
 
     with pytest.raises(InvalidArgument, match=r"apply='sgd.*': is called inside a loop, a branch"):
         on_two(step)
+
+
+def test_rows_that_are_not_dense_and_masks_are_those_of_the_batch():
+    words = tf.ragged.constant([[1, 2], [3], [4, 5, 6]])
+    few = tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]])
+    seen = []
+
+    class Sees(keras.metrics.Metric):
+        def update_state(self, *given):
+            seen.append(given)
+
+        def result(self):
+            return 0.0
+
+    metric = Sees()
+
+    def step(x):
+        begin, count = (0, 2) if x.shape[0] == 2 else (2, 1)
+        masked = tf.identity(x)
+        masked._keras_mask = x > 1
+        part = tf.sparse.slice(few, [begin, 0], [count, 2])
+        metric.update_state(words[begin : begin + count], part, masked)
+        ragged, sparse, dense = seen[-1]
+        return ragged.to_tensor(), tf.sparse.to_dense(sparse), dense._keras_mask
+
+    for (ragged, sparse, mask), _ in on_two(step, [metric]):
+        np.testing.assert_array_equal(ragged, words.to_tensor())
+        np.testing.assert_array_equal(sparse, tf.sparse.to_dense(few))
+        np.testing.assert_array_equal(mask, [False, True, True])
+
+
+def test_gradients_of_variables_are_added_at_the_tape_where_all_that_is_made_of_them_matters():
+    """They may be clipped, and applied in a branch, where nothing can be added."""
+    w = keras.Variable(5.0)
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([w])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(x * w)
+        of_w, of_x = tape.gradient(loss, [w, x])
+        clipped = tf.minimum(of_w, 2.0)
+        tf.cond(clipped > 0, lambda: optimizer.apply([clipped], [w]), lambda: None)
+        return of_w, of_x
+
+    with pytest.raises(AppliedInside, match="inside a loop, a branch"):
+        on_two(step)
+    for (of_w, of_x), (added,) in on_two(step, at_tape=True):
+        assert float(of_w) == float(added) == pytest.approx(3.0)
+        np.testing.assert_allclose(of_x, 5.0 / of_x.shape[0])  # of its own examples
+    assert float(w) == pytest.approx(5.0 - 2.0)

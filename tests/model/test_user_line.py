@@ -38,5 +38,28 @@ def test_what_fails_on_the_whole_batch_too_is_the_users_own_error():
     assert not isinstance(caught.value, InvalidArgument)
 
 
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda rows: 8 // (rows // 8), "integer division or modulo by zero"),
+        (lambda rows: {8: 1}[rows], "KeyError: 4"),
+        (lambda rows: [*range(rows)][5], "list index out of range"),
+    ],
+)
+def test_whatever_a_small_slice_leads_to_is_told(mistake, said):
+    failures = Failures()
+
+    def traced(count):
+        with failures.noted():
+            mistake(count)
+
+    says = rf"slice of 4 examples: {said} \(at .*split=.*per_device=True"
+    with (
+        pytest.raises(InvalidArgument, match=says),
+        failures.told("fit()", "net", [4, 4], lambda: traced(8)),
+    ):
+        traced(4)
+
+
 def test_what_works_is_left_alone():
     told(8)

@@ -6,7 +6,16 @@ import pytest
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument
-from colonnade.run.model.whole_batch import MEAN, SUM, AddedLosses, gathered, masks_of, told_kinds, with_masks
+from colonnade.run.model.whole_batch import (
+    MEAN,
+    SUM,
+    AddedLosses,
+    gathered,
+    joined,
+    masks_of,
+    told_kinds,
+    with_masks,
+)
 from colonnade.run.move.reduce import star
 from colonnade.run.trace.traced import trace
 from colonnade.run.trace_cut.sync_cut import call_with_sums
@@ -58,3 +67,13 @@ def test_a_sum_over_a_slice_counts_as_in_the_sum_over_the_batch():
 def test_a_batch_and_its_slices_tell_a_sum_from_a_mean():
     slices = [[2.0, 2.0, 7.0], [4.0, 4.0, 7.0]]
     assert told_kinds([6.0, 3.1, 7.0], slices, [2, 2], 1e-6) == [SUM, MEAN, MEAN]
+
+
+def test_outputs_of_slices_that_differ_in_width_are_told():
+    one, other = tf.zeros([3, 3]), tf.zeros([2, 2])
+    with pytest.raises(
+        InvalidArgument, match=r"predict\(\) .*\n.*model=1: has other dims for each slice, \(3, 3\)"
+    ):
+        joined([[one, one], [one, other]], "predict()")
+    assert joined([[one], [one]])[0].shape == (6, 3)
+    assert joined([tf.zeros([3]), tf.zeros([2])]).shape == (5,)

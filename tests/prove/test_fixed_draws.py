@@ -34,6 +34,14 @@ def of(fn):
         (lambda x: keras.random.gamma(x.shape, 2.0, seed=SEED), NORMAL),
         (lambda x: keras.random.binomial(x.shape, 3, 0.5, seed=SEED), 1.0),
         (lambda x: DROPOUT(x, training=True), 10.0),  # all is kept
+        (lambda x: tf.random.gamma([3], tf.ones([2])), NORMAL),
+        (
+            lambda x: tf.random.experimental.stateless_shuffle(x * [[1.0], [2.0], [3.0]], [1, 2]),
+            [[1, 1], [2, 2], [3, 3]],
+        ),
+        (lambda x: tf.random.stateless_poisson(x.shape, [1, 2], 3.0), 1.0),
+        (lambda x: tf.random.stateless_parameterized_truncated_normal(x.shape, [1, 2], 0.0), NORMAL),
+        (lambda x: tf.cast(GENERATOR.uniform_full_int(x.shape, "int32"), tf.float32), 1.0),
     ],
 )
 def test_what_is_drawn_is_a_fixed_number_for_every_example(draw, value):

@@ -39,6 +39,10 @@ INNER = tf.function(lambda x: keras.random.uniform(x.shape, seed=SEED), autograp
         (lambda x: tf.random.uniform((x.shape[0], 3), maxval=9, dtype="int32"), 0),
         (lambda x: keras.random.gamma((x.shape[0], 3), 2.0, seed=SEED), 0),
         (lambda x: keras.random.binomial((x.shape[0], 30), 1.0, 0.3, seed=SEED), 0),
+        (lambda x: tf.random.poisson([3], x), 1),
+        (lambda x: tf.random.gamma([], x), 0),
+        (lambda x: tf.random.stateless_poisson([x.shape[0], 3], (1, 2), 2.0, "int32"), 0),
+        (lambda x: tf.random.stateless_uniform([x.shape[0], 3], (1, 2), None, None, "int32"), 0),
         (lambda x: INNER(x), 0),
         (lambda x: tf.cond(x[0, 0] > 0, lambda: tf.random.uniform(tf.shape(x)), lambda: x), 0),
     ],
@@ -65,7 +69,16 @@ def test_they_are_spread_as_those_that_are_drawn():
     assert len(set(counts.tolist())) > 1
 
 
+def test_one_number_for_all_where_inputs_say_what_may_be_drawn_or_nobody_knows_how_many():
+    whole, parts = of_batch_and_slices(lambda x: tf.random.categorical(x, 4))
+    assert [each.tolist() for each in (whole, *parts)] == [[[0] * 4] * n for n in (5, 3, 2)]
+    some, _ = of_batch_and_slices(lambda x: tf.random.normal(tf.shape(tf.boolean_mask(x, x[:, 0] > 0))))
+    assert len(np.unique(some)) == 1
+
+
 def test_where_the_examples_are_cannot_always_be_told():
+    assert places((-1, 2), (-1, 2), 5, 5, 10) is None
+    assert places((10, -1), (5, -1), 5, 5, 10) == (DrawPlace(0, 0, 10), DrawPlace(0, 5, 10))
     assert places((10, 4), (5, 4), 5, 5, 10) == (DrawPlace(0, 0, 10), DrawPlace(0, 5, 10))
     assert places((3, 10), (3, 2), 6, 2, 10) == (DrawPlace(1, 0, 10), DrawPlace(1, 6, 10))
     assert places((20,), (4,), 3, 2, 10) is None
@@ -79,15 +92,20 @@ class Masked(keras.Sequential):
     """The error counts where a number was drawn: in few places."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.masked(y, y_pred)
+
+    def masked(self, y, y_pred):
         few = ops.cast(keras.random.uniform(ops.shape(y_pred), seed=SEED) < 0.15, "float32")
         return self.of(few * (y_pred - y) ** 2, few)
 
 
 class MaskedStep(Masked):
+    asks = False  # for compute_loss, which is given the predictions of the whole batch
+
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x))
+            loss = self.compute_loss(x, y, self(x)) if self.asks else self.masked(y, self(x))
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         return {"own": loss}
@@ -107,6 +125,13 @@ def test_a_quotient_over_a_random_mask_is_refused_in_a_step_of_its_own():
     made.of = lambda errors, few: ops.sum(errors) / ops.sum(few)
     with pytest.raises(cn.InvalidArgument, match="has a loss that is not the mean"):
         cn.fit(made, X, X, batch_size=8, devices=2, verbose=0)
+
+
+def test_and_is_that_of_the_whole_batch_where_the_step_asks_compute_loss_for_it(capsys):
+    made = dense(MaskedStep)
+    made.asks, made.of = True, lambda errors, few: ops.sum(errors) / ops.sum(few)
+    cn.fit(made, X, X, batch_size=8, devices=2, verbose=2)
+    assert "proved on the first batch, without the random numbers" in capsys.readouterr().out
 
 
 def test_dropout_is_proved_with_what_it_drops(capsys):

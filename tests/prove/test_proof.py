@@ -34,8 +34,9 @@ def test_losses_per_example_are_equal_and_tables_are_compared_in_the_rows_that_w
         "loss",
         "gradient of Variable:0",
         "gradient of Variable:0 #2",
+        "squared rows of Variable:0",
     ]
-    assert sorted(v.shape for k, v in look.look.one.items() if k != "loss") == [(3, 1), (5, 3)]
+    assert sorted(v.shape for k, v in look.look.one.items() if k != "loss") == [(3, 1), (5, 3), (5, 3)]
     assert max(row.difference for row in look.look.rows) < 1e-5
     assert not look.look.random
     assert look.look.silent
@@ -87,7 +88,8 @@ def test_a_difference_in_the_gradient_alone_is_found():
         return tf.identity(x), lambda dy: dy * (1 + 1e-3 * x.shape[0])
 
     look = in_slices(lambda x, ids: tampered(squares(x, ids)), X, IDS)
-    assert {row.leaf for row in look.look.unequal} == {"gradient of Variable:0", "gradient of Variable:0 #2"}
+    gradients = {"gradient of Variable:0", "gradient of Variable:0 #2"}
+    assert {row.leaf for row in look.look.unequal} == {*gradients, "squared rows of Variable:0"}
 
 
 def test_what_would_be_seen_twice_is_known():
@@ -96,3 +98,16 @@ def test_what_would_be_seen_twice_is_known():
         return squares(x, ids)
 
     assert not in_slices(loss, X, IDS).look.silent
+
+
+def test_rows_that_come_once_on_one_device_and_twice_in_slices_differ():
+    """As sums they are equal, and optimizers take them one by one."""
+
+    def halved(x, ids):
+        rows = tf.numpy_function(np.unique, [ids], tf.int64)
+        rows.set_shape([None])
+        places = tf.searchsorted(rows, ids)
+        return tf.reduce_sum((x @ W + tf.gather(tf.gather(TABLE, rows), places) @ W - 1) ** 2, axis=1)
+
+    look = in_slices(halved, X, IDS).look
+    assert [row.leaf for row in look.unequal] == ["squared rows of Variable:0"]

@@ -38,6 +38,31 @@ def test_a_table_whose_gradient_is_dense_for_slices_and_sparse_for_the_batch_is_
         np.testing.assert_array_equal(a, b)
 
 
+def test_rows_of_which_slices_have_more_than_the_batch_are_found():
+    """Their sum is right, and Adam squares them one by one."""
+    table, w = tf.Variable(RNG.normal(size=[6, 4]).astype("float32"), name="table"), variable()
+    ids = RNG.integers(0, 3, [16])  # two slices have the same
+
+    def by_python(x, ids):
+        rows = tf.numpy_function(np.unique, [ids], tf.int64)
+        rows.set_shape([None])
+        found = tf.gather(tf.gather(table, rows), tf.searchsorted(rows, ids))
+        return tf.reduce_sum((x * w + found) ** 2, axis=1)
+
+    with pytest.warns(UserWarning, match="calls Python"):  # nor may it be called once more
+        fit(by_python, X, ids, progress=False)
+
+    def by_ops(x, ids):
+        once = tf.map_fn(lambda row: row, tf.unique(ids).y)  # through which nobody looks
+        found = tf.gather(tf.gather(table, once), tf.unique(ids).idx)
+        return tf.reduce_sum((x * w + found) ** 2, axis=1)
+
+    before = table.numpy()
+    with pytest.raises(cn.InvalidArgument, match=r"table:0.*: is looked up at rows of which a"):
+        fit(by_ops, X, ids, progress=False)
+    np.testing.assert_array_equal(table.numpy(), before)
+
+
 def test_a_scalar_that_is_a_sum_is_refused_and_a_warning_goes_on():
     w = variable()
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections import Counter
 
 import keras
@@ -169,6 +170,20 @@ def test_too_little_data_and_no_steps():
         trainer().profile(tf.data.Dataset.from_tensor_slices(X).batch(32))
     with pytest.raises(cn.InvalidArgument, match="steps=0"):
         trainer().profile((X,), steps=0, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"), [(["/device:CPU:0"], 0), (["/device:CPU:0", "/device:GPU:1"], 1)]
+)
+def test_only_a_training_on_cards_is_told_what_the_profiler_does_not_see(monkeypatch, devices, said):
+    """And not everyone who has some."""
+    monkeypatch.setattr("colonnade.hardware.devices.has_cards", lambda: True)
+    monkeypatch.setattr(Recording, "start", lambda self: None)
+    profiling = Profiling(range(1, 3), lambda ops, first: pytest.fail("nothing is recorded"), devices)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        profiling.before(0, 0)
+    assert len([w for w in told if "lacks what cards compute" in str(w.message)]) == said
 
 
 def test_where_to_stop():

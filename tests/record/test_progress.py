@@ -1,6 +1,7 @@
 """A training as it is seen: the bar, log lines, summaries and the metrics file."""
 
 import json
+import os
 import re
 
 import keras
@@ -38,6 +39,16 @@ def test_the_log_line(capsys):
     said = float(lines[1].split("examples/s")[0].split(",", 1)[1].replace(",", ""))
     per_batch = float(lines[1].split("sec/batch")[0].rsplit(",", 1)[1])
     assert said == pytest.approx(50 / per_batch, rel=0.05)
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    """As on a disk from a system with another encoding."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    _, trainer = linear(devices=2)
+    history = trainer.fit((X, Y), batch_size=50, steps=2, logdir=folder, progress=False)
+    assert {"metrics.jsonl", "run.json"} <= {path.name for path in folder.iterdir()}
+    assert list(folder.glob("events*"))
+    assert history.report().parent == folder
 
 
 def test_summaries_and_metrics_file(tmp_path):

@@ -1,7 +1,5 @@
 """What a fit writes into its folder beside the metrics, also when it is killed, fails or goes on."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from lines import X, Y, linear
 import colonnade as cn
 from colonnade.describe.run_folder import read_run, sessions
 from colonnade.describe.timeline import Event, Timeline
-from colonnade.run.record.run_log import RunLog, end_last_line, replace
+from colonnade.run.record.run_log import RunLog, end_last_line
 
 
 def test_a_fit_tells_what_it_did(tmp_path):
@@ -98,12 +96,16 @@ def test_a_half_line_is_ended_once(tmp_path):
     assert path.read_text() == '{"a": 1}\n{"b"\n'
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    replace(tmp_path / "run.json", json.dumps({"a": 1}))
-    monkeypatch.setattr("os.fsync", lambda number: (_ for _ in ()).throw(OSError("no room")))
-    with pytest.raises(OSError, match="no room"):
-        replace(tmp_path / "run.json", json.dumps({"a": 2}))
-    assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    timeline = Timeline.of([Event("CPU:0", 0.0, 1.0, "forward")])
+    with RunLog(tmp_path, dict, dict) as log:
+        log.profiled(timeline)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        monkeypatch.setattr("os.fsync", lambda number: (_ for _ in ()).throw(OSError("no room")))
+        with pytest.raises(OSError, match="no room"):
+            log.profiled(Timeline.of([Event("CPU:1", 0.0, 2.0, "forward")]))
+    assert Timeline.from_json((tmp_path / "timeline.json").read_text()) == timeline
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):

@@ -14,6 +14,10 @@ from colonnade.run.selftest import children
 CARDS = tuple(Card(i, f"GPU-{i}", f"00000000:0{i}:00.0", "a card", 16 * GIB, free=15 * GIB) for i in range(4))
 
 
+def of(capability):
+    return tuple(replace(card, capability=capability) for card in CARDS)
+
+
 def in_mode(mode, cards=CARDS):
     return tuple(replace(card, mode=mode) for card in cards)
 
@@ -32,6 +36,21 @@ def asked(monkeypatch):
     monkeypatch.setattr(children, "_sums", {})
     monkeypatch.setattr(children, "_limits", {})
     return seen
+
+
+@pytest.mark.parametrize(
+    ("capability", "waits"), [((8, 6), 120), ((9, 0), 120), ((12, 0), 1920), ((5, 2), 120), (None, 120)]
+)
+def test_cards_without_machine_code_have_time_to_compile_it(monkeypatch, capability, waits):
+    """Whoever compiles for half an hour has not failed."""
+    info = {"cuda_compute_capabilities": ["sm_60", "sm_80", "compute_90"]}
+    monkeypatch.setattr(children.tf.sysconfig, "get_build_info", lambda: info)
+    seconds = []
+    monkeypatch.setattr(children, "ask", lambda *_, **options: seconds.append(options["seconds"]))
+    monkeypatch.setattr(collective, "ask_cards", lambda _, patience, cards: seconds.append(patience))
+    children.memory(of(capability)[0])
+    children.sums(of(capability))
+    assert seconds == [waits, waits]
 
 
 def test_a_process_is_shown_the_cards_of_the_devices_and_no_others(asked):

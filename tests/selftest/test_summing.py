@@ -58,6 +58,15 @@ def test_what_passed_on_cards_is_told_and_remembered(cards):
     assert set(verdicts.recall(DEVICES)) == {"tree", "ring", "nccl"}
 
 
+def test_where_the_cache_cannot_be_written_all_results_are_there(cards, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cards(right())
+    with pytest.warns(UserWarning, match="not remembered"):
+        results = list(selftest.examine(DEVICES, [CHECKS[NAME]]))
+    assert [result.state for result in results] == ["passed"]
+
+
 def test_a_library_that_is_wrong_or_was_not_asked_is_no_choice_later(cards):
     for sums, version, short in (
         (right()[:2], "2.21.5", None),

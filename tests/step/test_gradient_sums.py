@@ -26,6 +26,31 @@ def unique(table, ids):
     return tf.reshape(tf.gather(tf.gather(table, rows), places), [*ids.shape, 2])
 
 
+def unique_with_counts(table, ids):
+    rows, places, _ = tf.unique_with_counts(tf.reshape(ids, [-1]))
+    return tf.reshape(tf.gather(tf.gather(table, rows), places), [*ids.shape, 2])
+
+
+def sorted_rows(table, ids):
+    rows = tf.sort(tf.unique(tf.reshape(ids, [-1])).y) + 1
+    places = tf.searchsorted(rows, tf.reshape(ids + 1, [-1]))
+    return tf.reshape(tf.gather(tf.gather(table, rows), places), [*ids.shape, 2])
+
+
+def masked_rows(table, ids):
+    """The rows of a vocabulary that a batch has, by a mask."""
+    present = tf.reduce_any(tf.cast(tf.one_hot(ids, 8), tf.bool), axis=[0, 1])
+    rows = tf.where(present)[:, 0]
+    places = tf.searchsorted(rows, tf.reshape(ids, [-1]))
+    return tf.reshape(tf.gather(tf.gather(table, rows), places), [*ids.shape, 2])
+
+
+def counted_to(table, ids):
+    """Fixed rows that a loop makes."""
+    rows = tf.map_fn(lambda i: 4 - i, tf.range(5))
+    return tf.gather(table, rows)
+
+
 def nested(function):
     return tf.function(function, autograph=False)
 
@@ -44,6 +69,13 @@ LOOKUPS = {
     "both": lambda table, ids: tf.gather(table, tf.range(5)) + tf.gather(table, ids),
     "twice": lambda table, ids: tf.gather(table, tf.range(5)) * tf.gather(table, tf.range(1, 6)),
     "unique": unique,
+    "unique with counts": unique_with_counts,
+    "sorted": sorted_rows,
+    "by a mask": masked_rows,
+    "constant seed": lambda table, ids: tf.gather(
+        table, tf.random.stateless_uniform([5], [1, 2], maxval=8, dtype=tf.int32)
+    ),
+    "loop": counted_to,
     "function": lambda table, ids: nested(lambda: tf.gather(table, tf.range(5)))(),
     "function of ids": lambda table, ids: nested(lambda i: tf.gather(table, i) + tf.gather(table, i + 1))(
         ids
@@ -229,3 +261,45 @@ def test_fixed_rows_among_others_inside_a_function_are_refused():
     )
     with pytest.raises(cn.InvalidArgument, match=r"ids:0.*several ways inside a tf.function"):
         trainer.train_on_batch(IDS, Y)
+
+
+def test_rows_made_of_distinct_ids_are_refused_if_they_may_be_equal():
+    """Two ids of one slice may fall together, and two of different slices too."""
+    model = Tables(["ids"])
+    table = model.tables["ids"]
+
+    def loss(ids, y):
+        rows = tf.unique(tf.reshape(ids, [-1])).y
+        return tf.reduce_mean(y, 1) * tf.reduce_mean(tf.gather(table, rows // 2))
+
+    trainer = cn.Trainer(loss, keras.optimizers.Adam(0.01), devices=2)
+    with pytest.raises(cn.InvalidArgument, match=r"ids:0.*made of distinct ids"):
+        trainer.train_on_batch(IDS, Y)
+
+
+@pytest.mark.parametrize("how", ["map_fn", "cond", "python"])
+def test_rows_drawn_in_a_loop_or_a_branch_are_of_their_slice(how):
+    """Each gradient goes to the rows that were drawn: where nothing was looked up, nothing changes."""
+    seen = tf.Variable(tf.zeros([100], tf.int64), trainable=False, aggregation=tf.VariableAggregation.SUM)
+    table = tf.Variable(tf.zeros([100, 1]))
+
+    def drawn():
+        if how == "map_fn":
+            draw = lambda _: tf.random.uniform([], 0, 100, tf.int64)  # noqa: E731
+            return tf.map_fn(draw, tf.zeros([5]), fn_output_signature=tf.int64)
+        if how == "cond":
+            zeros = lambda: tf.zeros([5], tf.int64)  # noqa: E731
+            return 1 + tf.cond(tf.size(table) > 3, lambda: tf.random.uniform([5], 0, 99, tf.int64), zeros)
+        draw = lambda _: np.random.default_rng().integers(100)  # noqa: E731
+        one = lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.int64), [])  # noqa: E731
+        return tf.map_fn(one, tf.range(5), fn_output_signature=tf.int64)
+
+    def loss(x):
+        rows = drawn()
+        seen.assign(tf.tensor_scatter_nd_add(seen, rows[:, None], tf.ones_like(rows)))
+        return x * tf.reduce_sum(tf.gather(table, rows))
+
+    cn.Trainer(loss, keras.optimizers.SGD(1.0), devices=2).train_on_batch(np.ones(8, "float32"))
+    assert int(tf.reduce_sum(seen)) == 10
+    # Half of the batch has drawn each row.
+    np.testing.assert_allclose(-table[:, 0], seen.numpy() / 2)

@@ -14,6 +14,7 @@ import colonnade as cn
 from colonnade.hardware.probes import collective
 from colonnade.hardware.profile import profile
 from colonnade.run.move import reductions
+from colonnade.run.sync import summation, workers
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, size=(24, 3))
@@ -183,7 +184,7 @@ def test_the_first_steps_wait_long_for_devices_that_load_their_kernels():
     assert waits == [{collective.AT_FIRST}, {collective.PATIENCE}]
 
 
-def step_of(way):
+def step_of(way, **options):
     """The graph of a step with two matrices, as TensorFlow runs it.
 
     The gradient of the first one passes a sine, which is nowhere else; that of the second does not. They have
@@ -201,6 +202,7 @@ def step_of(way):
         devices=2,
         variables="mirrored",
         reduce=way,
+        **options,
     )
     return Executed(lambda: trainer.train_on_batch(tf.ones([4, 8])))
 
@@ -226,7 +228,37 @@ def the_guard_waits_for_the_library():
     assert sums <= step.above(*asserts)
 
 
-@pytest.mark.parametrize("look", [every_bucket_waits_for_its_own, the_guard_waits_for_the_library])
+def sums_go_back_before(decides, on_nan):
+    """With the tree, in messages as on cards: the other device waits for the update, not for the sum."""
+    workers.bucket_for = summation.bucket_for = lambda devices: 2**20
+    step = step_of("tree", on_nan=on_nan)
+    arrived = [node for node in step.all("_Recv") if node.device.endswith("CPU:1")]
+    above = [step.above(node) for node in arrived]
+    sums = [names for names in above if any("reduction_0_from" in name for name in names)]
+    undecided = [names for names in sums if not any(step.nodes[name].op == decides for name in names)]
+    assert undecided
+    updates = [node for node in step.all("AssignSubVariableOp") if node.device.endswith("CPU:1")]
+    assert updates
+    assert all(any(step.nodes[name].op == decides for name in step.above(node)) for node in updates)
+
+
+def sums_go_back_before_the_guard_has_asserted():
+    sums_go_back_before("Assert", on_nan="stop")
+
+
+def sums_go_back_before_the_guard_has_chosen():
+    sums_go_back_before("Switch", on_nan="skip")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        every_bucket_waits_for_its_own,
+        the_guard_waits_for_the_library,
+        sums_go_back_before_the_guard_has_asserted,
+        pytest.param(sums_go_back_before_the_guard_has_chosen, marks=pytest.mark.long),
+    ],
+)
 def test_what_sums_wait_for_and_what_waits_for_them(look):
     """In a process of its own: TensorFlow tells of the graphs of other tests too, where there were any."""
     code = f"import sys; sys.path.insert(0, 'tests'); from sync.test_summation import {look.__name__} as look"

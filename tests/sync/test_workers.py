@@ -32,9 +32,9 @@ def test_they_compute_slices_and_update_every_copy(mode):
     @tf.function(autograph=False)
     def step():
         shares, calls = workers.compute(Arguments((X,), {}), (2, 1), housed, [None])
-        sums = workers.reduced([share.gradients for share in shares])
+        sums = workers.reduced([share.gradients for share in shares], first=True)
         with tf.control_dependencies(calls):
-            updates = workers.updated(sums, housed)
+            updates = workers.updated(workers.everywhere(sums), housed)
         with tf.control_dependencies(updates):
             return tf.add_n([share.loss for share in shares])
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from colonnade.run.trace.ops import is_users, nodes, speaks
+from colonnade.run.trace.ops import is_users, nodes
 from colonnade.run.trace.traced import trace
 
 
@@ -30,7 +30,7 @@ def asserts_in_a_function(x):
 
 @pytest.mark.parametrize("fn", [prints_in_a_loop, asserts, asserts_of_numbers, asserts_in_a_function])
 def test_what_the_user_says_is_heard(fn):
-    assert speaks(trace(fn, tf.TensorSpec([None])).concrete.graph)
+    assert trace(fn, tf.TensorSpec([None])).facts.speaks
 
 
 def crossentropy(x):
@@ -49,7 +49,7 @@ def confusion(x):
 def test_what_libraries_assert_by_themselves_is_not(fn):
     traced = trace(fn, tf.TensorSpec([None, None, 3]))
     assert any(node.op == "Assert" for node in nodes(traced.concrete.graph.as_graph_def()))
-    assert not speaks(traced.concrete.graph)
+    assert not traced.facts.speaks
 
 
 def test_files_of_users_and_of_others():

@@ -72,10 +72,10 @@ def test_the_line_of_a_node_inside_a_branch():
 def test_seeded_functions_are_recognised():
     tf.random.set_seed(1)
     seeded = trace(lambda x: x + tf.random.normal([3]), tf.TensorSpec([3]))
-    assert seeded.repeats
-    assert not seeded.speaks
+    assert seeded.facts.repeats
+    assert not seeded.facts.speaks
     generator = tf.random.Generator.from_seed(1)
-    assert not trace(lambda x: x + generator.normal([3]), tf.TensorSpec([3])).repeats
+    assert not trace(lambda x: x + generator.normal([3]), tf.TensorSpec([3])).facts.repeats
 
 
 def test_autograph_is_for_the_users_code():

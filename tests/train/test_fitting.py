@@ -101,16 +101,16 @@ def fitting(
     event = interrupted or Interruption()
     recorded = Profiling(profile, lambda ops, first: Timeline.of([]))
     return Fitting(
-        Counts(stream),
-        stream,
-        steps,
-        log_every,
-        ends,
-        saver or NoSaver(),
-        shown,
-        event,
-        RunLog(None, dict, dict),
-        recorded,
+        counts=Counts(stream),
+        stream=stream,
+        steps=steps,
+        log_every=log_every,
+        ends=ends,
+        saver=saver or NoSaver(),
+        shown=shown,
+        interrupted=event,
+        log=RunLog(None, dict, dict),
+        profiling=recorded,
         **more,
     )
 

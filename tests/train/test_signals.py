@@ -1,13 +1,14 @@
 """Signals end a fit between two steps; afterwards they do again what they did before."""
 
 import os
+import pty
 import signal
 import threading
 
 import pytest
 from lines import X, Y, linear
 
-from colonnade.run.train.signals import Interruption, interruptible
+from colonnade.run.train.signals import Interruption, interruptible, leave_terminal
 
 
 def test_ctrl_c_ends_the_fit_with_what_was_reached():
@@ -44,6 +45,40 @@ def test_sigterm_is_noted_only_where_it_is_asked_for_and_handlers_are_put_back()
         assert noticed == ["outside"] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_terminal_that_is_closed_is_as_good_as_sigterm_but_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with interruptible(preemption=True) as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked.by == signal.SIGHUP
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        with interruptible(preemption=False) as asked:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with interruptible(preemption=True) as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not asked.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_said_to_a_terminal_that_is_gone_is_no_error():
+    before, (terminal, line) = os.dup(1), pty.openpty()
+    os.dup2(line, 1)
+    os.close(line)
+    try:
+        leave_terminal()
+        assert os.isatty(1)
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(1, b"a step")
+        leave_terminal()
+        os.write(1, b"a step")
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def test_a_signal_that_other_machines_were_not_told_of_comes_after_the_fit():

@@ -41,6 +41,17 @@ def test_random_numbers_are_of_a_slice():
     assert noise.name in {v.name for v in local_variables(trace(step, tf.TensorSpec([3])))}
 
 
+def test_random_numbers_of_loops_are_of_a_slice_and_those_of_a_constant_seed_are_not():
+    in_loop, seeded = variable("in_loop"), variable("seeded")
+
+    def step(x):
+        in_loop.assign(tf.reduce_sum(tf.map_fn(lambda _: tf.random.uniform([]), tf.zeros([2]))))
+        seeded.assign(tf.random.stateless_uniform([], [1, 2]))
+        return x
+
+    assert {v.name for v in local_variables(trace(step, tf.TensorSpec([3])))} == {"in_loop:0"}
+
+
 def test_a_trace_is_looked_through_once_however_many_variables_it_writes(monkeypatch):
     """Once for each variable, a step of four networks was looked through for most of its first step."""
     moving, searched, reached = [variable(f"moving{i}") for i in range(9)], [], slice_values.reached

@@ -1,5 +1,6 @@
 """`colonnade` itself: its version, what it prints and reads, and how a mistake ends."""
 
+import io
 import json
 import os
 import sys
@@ -60,6 +61,9 @@ def main() -> None:
     """Run a command; a mistake of the user's is a message and exit code 2, not a traceback."""
     # TensorFlow's start-up notes about CPU instructions help nobody here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # names of files in another encoding, as they are
     try:
         app()
     except ColonnadeError as error:

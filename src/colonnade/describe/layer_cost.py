@@ -1,8 +1,13 @@
 """What one layer costs, as plain data: FLOPs, bytes, and the seconds that were measured."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any
 
+from colonnade.describe import fields
 from colonnade.describe.fields import BYTES, NUMBER, POSITIVE, TEXT, Rule, optional, whole_from
+from colonnade.errors import Problem, is_whole
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,20 @@ class LayerCost:
     # Parameters whose gradient is sparse, of which only rows travel:
     sparse: int = 0  # bytes of them, a part of the parameters
     rows: int = 0  # bytes of the rows that an example touches
+    # Bytes of each variable that the parameters are in, which are dealt out whole; one variable by default.
+    pieces: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timings", tuple(self.timings))
+        if isinstance(self.pieces, Iterable):
+            object.__setattr__(self, "pieces", tuple(self.pieces))
+
+    def __hash__(self) -> int:
+        """Kept, because planning asks for it often."""
+        if "_hash" not in self.__dict__:
+            values = (getattr(self, field.name) for field in dataclass_fields(self))
+            object.__setattr__(self, "_hash", hash(tuple(values)))
+        return int(self.__dict__["_hash"])
 
 
 LAYER_RULES: dict[str, Rule] = {
@@ -59,3 +75,15 @@ TIMING_RULES: dict[str, Rule] = {
     "backward": NUMBER,
     "gain": optional(POSITIVE),
 }
+
+
+def piece_problems(layer: LayerCost, at: str) -> Iterator[Problem]:
+    """What is wrong with the sizes of a layer's variables."""
+    pieces: Any = layer.pieces
+    listed = isinstance(pieces, tuple) and all(is_whole(size, 0, 2**62) for size in pieces)
+    if not listed:
+        rule = "must be a list of whole numbers of bytes, one for each variable"
+        yield Problem(f"{at}pieces", fields.shown(pieces), rule, "Leave it out")
+    elif pieces and sum(pieces) != layer.parameters:
+        rule = f"must add up to the parameters, which are {fields.shown(layer.parameters)} bytes"
+        yield Problem(f"{at}pieces", fields.shown(sum(pieces)), rule, "Leave it out")

@@ -15,10 +15,11 @@ class Device:
     memory: int | None = None  # bytes
     flops: float | None = None  # peak FLOP/s in float32
     numa: int | None = None
-    achieved: float | None = None  # FLOP/s of a large matrix product, where it was measured
+    achieved: float | None = None  # FLOP/s of a large matrix product in float32, where it was measured
     cores: int | None = (
         None  # of the processor that it shares with all other devices of its machine that have some
     )
+    achieved_half: float | None = None  # the same in 16 bits
 
 
 DEVICE_RULES = {
@@ -28,6 +29,7 @@ DEVICE_RULES = {
     "numa": fields.optional(fields.whole_from(0)),
     "achieved": fields.optional(fields.POSITIVE),
     "cores": fields.optional(fields.whole_from(1)),
+    "achieved_half": fields.optional(fields.POSITIVE),
 }
 
 

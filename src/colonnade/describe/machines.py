@@ -18,10 +18,13 @@ _BYTES = {"MB": 1e6, "GB": 1e9}
 
 
 class MachineLinks(Sequence["MachineRow"]):
-    """`links[i][j]` of machines side by side: inside one its own links, between them the network."""
+    """`links[i][j]` of machines side by side: inside one its own links, between them the network.
 
-    def __init__(self, boxes: Sequence["Topology"], network: "Link") -> None:
-        self.boxes, self.network = tuple(boxes), network
+    `network` is what one adapter carries; a copy takes one, and each machine has so many `adapters`.
+    """
+
+    def __init__(self, boxes: Sequence["Topology"], network: "Link", adapters: int = 1) -> None:
+        self.boxes, self.network, self.adapters = tuple(boxes), network, adapters
         self.starts = (0, *accumulate(map(len, self.boxes)))
         self.home = tuple(m for m, box in enumerate(self.boxes) for _ in range(len(box)))
 
@@ -46,10 +49,12 @@ class MachineLinks(Sequence["MachineRow"]):
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, MachineLinks)
-        return same and (self.boxes, self.network) == (other.boxes, other.network)  # type: ignore[attr-defined]
+        if not same or (self.network, self.adapters) != (other.network, other.adapters):  # type: ignore[attr-defined]
+            return False
+        return self.boxes == other.boxes  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash((self.boxes, self.network))
+        return hash((self.boxes, self.network, self.adapters))
 
 
 class MachineRow(Sequence["Link"]):

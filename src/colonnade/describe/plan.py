@@ -38,6 +38,7 @@ class Prediction:
     reduction: float = 0.0  # seconds of the reduction that nothing hides
     update: float = 0.0
     overhead: float = 0.0
+    memory_known: bool = True  # if not, `memory` lacks the activations, and nobody can say whether it fits
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ PREDICTION_RULES: dict[str, Rule] = {
         NUMBER,
     ),
     **dict.fromkeys(("memory", "moved", "busiest"), whole_from(0)),
+    "memory_known": FLAG,
 }
 
 
@@ -163,6 +165,7 @@ class Plan:
             sync = "" if self.sync == "synchronous" else f", {self.sync}"
             every = f" every {self.every}" if self.sync in ("local", "diloco", "elastic") else ""
             sharded = f" ({', '.join(self.sharded)} divided)" if self.sharded else ""
+            again = (", measured slices" if self.shares == "measured" else "") + again
             words += f"{sync}{every}" if sync else "" if self.stage > 1 else f", {self.variables}{sharded}"
         return words + again
 
@@ -196,7 +199,9 @@ class Plan:
             return "without stages the engine takes a slice in one piece"
         if self.sharded and (self.variables != "partitioned" or set(self.sharded) != {"slots", "parameters"}):
             return "the engine divides parameters and slots together, and no gradients"
-        if self.reduce != "order":
+        if self.shares != "even" and (self.stage > 1 or self.sync != "synchronous"):
+            return "slices are measured only where replicas without stages work in lockstep"
+        if self.reduce != "order" and self.data > 1:
             return "the engine adds up gradients along its own order"
         return ""
 
@@ -244,7 +249,8 @@ def _figures(predicted: Prediction | None) -> list[str]:
     if predicted is None:
         return ["", "", "", "does not fit"]
     speed, part = f"{predicted.examples_per_second:,.0f}", f"{predicted.efficiency:.0%}"
-    return [f"{1000 * predicted.step:.2f}", speed, part, size(predicted.memory)]
+    memory = size(predicted.memory) if predicted.memory_known else "not known"
+    return [f"{1000 * predicted.step:.2f}", speed, part, memory]
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:

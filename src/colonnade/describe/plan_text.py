@@ -30,7 +30,7 @@ def figures(predicted: "Prediction") -> str:
         duration(predicted.step),
         f"{predicted.examples_per_second:,.4g}",
         f"{predicted.efficiency:.0%}",
-        size(predicted.memory),
+        size(predicted.memory) if predicted.memory_known else "not known",
         size(predicted.moved),
         size(predicted.busiest),
     )

@@ -1,17 +1,18 @@
 """`cn.Timeline`: what ran when on which device, of a real run or a simulated one, as plain data."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from colonnade.describe import fields
 from colonnade.describe.breakdown import Breakdown
 from colonnade.describe.device_order import in_order
-from colonnade.describe.pictures.drawings import boxes
+from colonnade.describe.pictures.drawings import MOST_BOXES, boxes
 from colonnade.describe.pictures.html import bars, paragraphs
+from colonnade.describe.pictures.machine_map import MOST_DEVICES
 from colonnade.describe.spans import merged
-from colonnade.errors import Problem, check
+from colonnade.errors import Problem, check, is_whole
 
 # Colours of Chrome's own palette, so that a trace reads like the picture.
 _COLOURS = {"forward": "good", "backward": "bad"}
@@ -110,10 +111,15 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """In a notebook: the picture, the parts of the time, and the words."""
-        breakdown, devices = self.breakdown(), in_order(self.devices)
+        breakdown, every = self.breakdown(), in_order(self.devices)
+        devices = every[:MOST_DEVICES]
         rows = {device: breakdown.seconds[device] for device in devices if device in breakdown.seconds}
-        picture = boxes(self.events, devices, self.span)
-        return f"{picture}{bars(rows, breakdown.span, breakdown.host)}{paragraphs(breakdown.sentences())}"
+        events = [event for event in self.events if event.device in devices]
+        left_out = [f"{len(every) - len(devices):,} more devices are not drawn."] * (every != devices)
+        if len(events) > MOST_BOXES:
+            left_out.append(f"{len(events) - MOST_BOXES:,} shorter events are not drawn.")
+        picture = boxes(events, devices, self.span) + bars(rows, breakdown.span, breakdown.host)
+        return picture + paragraphs([*left_out, *breakdown.sentences()])
 
     def __repr__(self) -> str:
         """Short, also inside of a history: the events are many."""
@@ -169,21 +175,41 @@ def label(event: Event) -> str:
     return event.kind if event.micro_batch is None else f"{event.kind[:1].upper()}{event.micro_batch}"
 
 
+def _time(value: Any) -> bool:
+    """Whether a number of seconds can be reckoned with."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and fields.number(abs(value))
+
+
+_FIX = "Pass what to_json() gave"
+_WHOLE = fields.Rule(lambda v: is_whole(v, 0, 2**62), "must be a whole number from 0 up", _FIX)
+_TIME = fields.Rule(_time, "must be a number of seconds", _FIX)
+_TEXT = fields.Rule(fields.TEXT.holds, "must be text", _FIX)
+_RULES = {
+    "device": _TEXT,
+    "start": _TIME,
+    "end": _TIME,
+    "kind": _TEXT,
+    "stage": fields.optional(_WHOLE),
+    "micro_batch": fields.optional(_WHOLE),
+    "replica": _WHOLE,
+    "bytes": fields.Rule(fields.number, "must be a number, 0 or more", _FIX),
+    "step": fields.optional(_WHOLE),
+    "bucket": fields.optional(_WHOLE),
+    "link": fields.optional(_TEXT),
+    "cause": fields.optional(_TEXT),
+}
+
+
 def _problems(data: Any) -> Iterator[Problem]:
-    fix = "Pass what to_json() gave"
     if not isinstance(data, dict) or not isinstance(data.get("events"), list):
-        yield Problem("text", type(data).__name__, "must be an object with a list of events", fix)
+        yield Problem("text", type(data).__name__, "must be an object with a list of events", _FIX)
         return
-    known = {field.name for field in fields(Event)}
     for i, event in enumerate(data["events"]):
-        if not isinstance(event, dict) or not {"device", "start", "end", "kind"} <= event.keys() <= known:
-            yield Problem(f"events[{i}]", event, f"must have fields among {', '.join(sorted(known))}", fix)
+        at = f"events[{i}]."
+        wrong = list(fields.strangers(Event, event, at)) or list(fields.amiss(_RULES, event, at))
+        if not wrong and event["end"] < event["start"]:
+            wrong.append(Problem(f"{at}end", event["end"], "must not be before start", _FIX))
+        if wrong:  # one event is enough: there may be thousands
+            yield from wrong
             return
-        named = isinstance(event["device"], str) and isinstance(event["kind"], str)
-        if not named or not all(_is_time(event[name]) for name in ("start", "end")):
-            yield Problem(f"events[{i}]", event, "must have a device, a kind, and finite times", fix)
-            return
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -35,11 +35,12 @@ class Topology:
 
     devices: tuple[Device, ...]
     links: Sequence[Sequence[Link]]
-    adapters: int = 0  # to a network, of this machine, as far as they are known
+    adapters: int = 0  # to a network, of each machine, as far as they are known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
         if isinstance(self.links, MachineLinks):
+            object.__setattr__(self, "adapters", self.links.adapters)
             return
         object.__setattr__(self, "links", tuple(map(tuple, self.links)))
         shape, n = [len(row) for row in self.links], len(self.devices)
@@ -89,7 +90,7 @@ class Topology:
 
     @property
     def network(self) -> Link | None:
-        """What joins the machines; its bandwidth is that of all adapters of a machine together."""
+        """What joins the machines; its bandwidth is that of one of `adapters`, of which a copy takes one."""
         return self.links.network if isinstance(self.links, MachineLinks) else None
 
     def machine_of(self, device: int) -> int:
@@ -211,9 +212,9 @@ class Topology:
         known = list(boxes)  # type: ignore[arg-type]
         number = adapters or min(one.adapters for one in known) or 1
         usual = speeds.latency("NET", True)
-        link = Link("NET", number * adapter_bandwidth(network), usual if latency is None else latency, True)
+        link = Link("NET", adapter_bandwidth(network), usual if latency is None else latency, True)
         devices = tuple(device for one in known for device in one.devices)
-        return cls(devices, MachineLinks(known, link))
+        return cls(devices, MachineLinks(known, link, number))
 
     @classmethod
     def groups(cls, groups: Sequence[Sequence[int]], near: str = "PHB", far: str = "SYS") -> "Topology":
@@ -259,17 +260,9 @@ class Topology:
     def _repr_html_(self) -> str:
         """In a notebook: the devices, and the kinds of links between them."""
         # Only here: whoever reasons about machines shall not wait for what draws them.
-        from colonnade.describe.pictures.html import network, table
+        from colonnade.describe.pictures.machine_map import machine_map
 
-        names = [device.name for device in self.devices]
-        pairs = {
-            (i, j): (f"{link.kind}, {_speed(link)}", 0.0 if math.isinf(link.bandwidth) else link.bandwidth)
-            for i, row in enumerate(self.links)
-            for j, link in enumerate(row)
-            if i != j
-        }
-        kinds = [[name, *(link.kind for link in row)] for name, row in zip(names, self.links, strict=True)]
-        return network(names, pairs) + table(["", *names], kinds)
+        return machine_map(self)
 
     def to_json(self) -> str:
         """As JSON; the links are listed once each, and the matrix holds their positions."""
@@ -281,6 +274,7 @@ class Topology:
                     "boxes": [json.loads(box.to_json()) for box in kinds],
                     "machines": [kinds.index(box) for box in self.boxes],
                     "network": _plain(self.links.network),
+                    "adapters": self.links.adapters,
                 }
             )
         different = list(
@@ -313,7 +307,9 @@ def _of_machines(links: MachineLinks, runs: Sequence[tuple[int, tuple[int, ...]]
         if key not in parts:
             parts[key] = key[0].select(local)
         boxes.append(parts[key])
-    return Topology(tuple(d for box in boxes for d in box.devices), MachineLinks(boxes, links.network))
+    return Topology(
+        tuple(d for box in boxes for d in box.devices), MachineLinks(boxes, links.network, links.adapters)
+    )
 
 
 WHERE = "Topology.from_json()"
@@ -369,7 +365,7 @@ def _place_problems(rows: list[Any], num_devices: int, num_kinds: int, at: str) 
 def _machines(plain: dict[str, Any]) -> Topology:
     wrong = [
         Problem(name, fields.shown(plain[name]), "is no field here", AGAIN)
-        for name in plain.keys() - {"boxes", "machines", "network"}
+        for name in plain.keys() - {"boxes", "machines", "network", "adapters"}
     ]
     kinds, no_kinds = fields.items(plain, "boxes")
     places, no_places = fields.items(plain, "machines")
@@ -377,20 +373,20 @@ def _machines(plain: dict[str, Any]) -> Topology:
     if not places or not all(is_whole(place, 0, len(kinds) - 1) for place in places):
         rule = f"must be positions of the {len(kinds)} boxes, at least one"
         wrong.append(Problem("machines", fields.shown(places), rule, AGAIN))
+    # Without a number, the network is that of all adapters of a machine together.
+    if not is_whole(plain.get("adapters", 1), 1, 2**20):
+        rule = "must be a whole number from 1 up"
+        wrong.append(Problem("adapters", fields.shown(plain["adapters"]), rule, "Leave it out"))
     check(WHERE, wrong)
     boxes = [_box(kind, f"boxes[{i}].") for i, kind in enumerate(kinds)]
     known = [boxes[place] for place in places]
-    links = MachineLinks(known, _link(plain["network"]))
+    links = MachineLinks(known, _link(plain["network"]), plain.get("adapters", 1))
     return Topology(tuple(device for box in known for device in box.devices), links)
 
 
 def _plain(link: Link) -> dict[str, Any]:
     """As JSON takes it, which has no word for what has no end."""
     return {**asdict(link), "bandwidth": None if math.isinf(link.bandwidth) else link.bandwidth}
-
-
-def _speed(link: Link) -> str:
-    return "shared memory" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s"
 
 
 def _link(plain: dict[str, Any]) -> Link:

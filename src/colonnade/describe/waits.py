@@ -55,11 +55,11 @@ def blamed(
         ("update", elsewhere("update")),
         ("input", merged(host.get("input", ()))),
     ]
-    found: dict[str, list[Span]] = {}
+    blame: dict[str, list[Span]] = {}
     left = list(idle)
     for cause, spans in (*reasons, (PROGRAM, left)):
         part = common(left, spans)
         if length(part) > 1e-12:
-            found[cause] = merged([*found.get(cause, ()), *part])
+            blame[cause] = merged([*blame.get(cause, ()), *part])
         left = without(left, spans)
-    return found
+    return blame

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from colonnade.describe import fields, published
-from colonnade.describe.fields import BYTES, NUMBER, POSITIVE, TEXT, Rule, optional, whole_from
-from colonnade.describe.layer_cost import LAYER_RULES, TIMING_RULES, LayerCost, Timing
+from colonnade.describe.fields import BYTES, FLAG, NUMBER, POSITIVE, TEXT, Rule, optional, whole_from
+from colonnade.describe.layer_cost import LAYER_RULES, TIMING_RULES, LayerCost, Timing, piece_problems
 from colonnade.errors import Problem, check
 
 VERSION = 1
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
     "overhead": NUMBER,
     "addition": NUMBER,
     "pace": POSITIVE,
+    "fits_known": FLAG,
 }
 
 
@@ -56,15 +58,25 @@ class Workload:
     overhead: float = 0.0  # seconds of a step that no device can share: the loop around it
     addition: float = 0.0  # seconds, on that device, to add one device's gradients to another's
     pace: float = 1.0  # how many times as long as its figures say everything takes: a calibration
+    fits_known: bool = True  # whether layers tell what they keep; if not, nobody can say whether it fits
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers) if isinstance(self.layers, Iterable) else ())
         check("Workload", _problems(self))
 
+    def __hash__(self) -> int:
+        """Kept, because planning asks for it often and many layers take their time."""
+        if "_hash" not in self.__dict__:
+            values = (getattr(self, field.name) for field in dataclass_fields(self))
+            object.__setattr__(self, "_hash", hash(tuple(values)))
+        return int(self.__dict__["_hash"])
+
     @property
     def parameters(self) -> int:
         """Bytes of all parameters."""
-        return sum(layer.parameters for layer in self.layers)
+        if "_parameters" not in self.__dict__:
+            object.__setattr__(self, "_parameters", sum(layer.parameters for layer in self.layers))
+        return int(self.__dict__["_parameters"])
 
     @property
     def gradient_bytes(self) -> int:
@@ -125,29 +137,52 @@ class Workload:
     def transformer(
         cls, *, hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, batch: int, **more: Any
     ) -> "Workload":
-        """A decoder of published sizes in mixed precision with Adam; see `describe.published`.
+        """A decoder of published sizes with Adam; see `describe.published`.
+
+        `dtype="float16"`, the default, is mixed precision with parameters in 16 bits, a copy in 32 with the
+        optimizer; `"mixed_float16"` has parameters in 32 bits, as Keras does; `"float32"` has all in 32.
 
         >>> import colonnade as cn
         >>> sizes = {"hidden": 1024, "layers": 24, "heads": 16, "sequence": 1024, "vocabulary": 51200}
         >>> cn.Workload.transformer(**sizes, batch=8).parameters // 2  # in 16 bits
         354418688
         """
-        costs = published.transformer(hidden, layers, heads, sequence, vocabulary)
-        count = sum(cost.parameters for cost in costs) // published.HALF
-        known = {
-            "name": f"transformer {hidden}x{layers}",
-            "dtype": "float16",
-            "slots": published.ADAM_MIXED * count,
-        }
+        dtype = more.get("dtype", "float16")
+        costs = published.transformer(hidden, layers, heads, sequence, vocabulary, dtype)
+        bytes_each = published.width_of(dtype)
+        count = sum(cost.parameters for cost in costs) // bytes_each.parameter
+        known = {"name": f"transformer {hidden}x{layers}", "dtype": dtype, "slots": bytes_each.adam * count}
         return cls(layers=tuple(costs), batch=batch, **{**known, **more})
 
     @classmethod
     def convnet(
-        cls, *, parameters: int, flops: float, batch: int, dense: float = 0.0, **more: Any
+        cls,
+        *,
+        parameters: int,
+        flops: float,
+        batch: int,
+        dense: float = 0.0,
+        activations: int | None = None,
+        optimizer: str = "momentum",
+        **more: Any,
     ) -> "Workload":
-        """A convolutional network of published size; `dense` is the part of them in dense layers."""
-        costs = published.convnet(parameters, flops, dense)
-        return cls(layers=tuple(costs), batch=batch, **{"name": "convnet", **more})
+        """A convolutional network of published size.
+
+        Args:
+            parameters: how many.
+            flops: of one example's forward pass.
+            batch: examples of the global batch.
+            dense: the part of the parameters that is in dense layers.
+            activations: bytes that one example keeps until the backward pass; left out, nothing is said of
+                whether it fits.
+            optimizer: sgd, momentum, rmsprop or adam, which keeps 0, 1, 1 or 2 numbers beside a parameter.
+            more: other fields.
+        """
+        dtype = more.get("dtype", "float32")
+        costs = published.convnet(parameters, flops, dense, activations, optimizer, dtype)
+        kept = published.SLOTS[optimizer] * sum(cost.parameters for cost in costs)
+        known = {"name": "convnet", "slots": kept, "fits_known": activations is not None}
+        return cls(layers=tuple(costs), batch=batch, **{**known, **more})
 
 
 def _problems(workload: Workload) -> Iterator[Problem]:
@@ -161,6 +196,7 @@ def _problems(workload: Workload) -> Iterator[Problem]:
             continue
         yield from fields.amiss(LAYER_RULES, vars(layer), at)
         yield from _timing_problems(layer.timings, at)
+        yield from piece_problems(layer, at)
         if layer.exchanged and not layer.exchanges:
             rule = "is 0, and what is exchanged goes in at least one message"
             yield Problem(f"{at}exchanges", layer.exchanges, rule, "Use 1")
@@ -197,6 +233,8 @@ def _strange_layers(layers: Sequence[Any]) -> Iterator[Problem]:
         yield from wrong
         if not isinstance(layer, dict):
             continue
+        if not isinstance(layer.get("pieces", []), list):
+            yield Problem(f"{at}pieces", fields.shown(layer["pieces"]), "must be a list", FIX)
         if not isinstance(layer.get("timings", []), list):
             yield Problem(f"{at}timings", fields.shown(layer["timings"]), "must be a list", FIX)
             continue

@@ -25,6 +25,7 @@ from colonnade.errors import RESUMABLE, InvalidArgument, Problem
 from colonnade.fleet import ports
 from colonnade.fleet.far_end import REFUSED
 from colonnade.fleet.heard import HeardSignals
+from colonnade.fleet.printer import Printer
 from colonnade.fleet.team import Team
 from colonnade.fleet.worker import Place, Worker
 
@@ -65,16 +66,16 @@ def rounds(places: Sequence[Place], *, first: int, at_least: int, restarts: int)
 
 def _rounds(places: Sequence[Place], first: int, at_least: int, restarts: int) -> int:
     identity = secrets.token_hex(8)
-    with HeardSignals() as heard:
+    with Printer() as printer, HeardSignals() as heard:
         for generation in range(restarts + 1):
-            with Team(places, heard) as team:
+            with Team(places, heard, printer) as team:
                 needed = first if generation == 0 else at_least
                 over = _round(team, identity, generation, needed)
             if over.code is not None:
-                _note(over.why)
+                team.note(over.why)
                 return over.code
             left = restarts - generation
-            _note(over.why + (f"; starting again ({left} left)" if left else "; no restarts are left"))
+            team.note(over.why + (f"; starting again ({left} left)" if left else "; no restarts are left"))
     return RESUMABLE
 
 
@@ -90,7 +91,7 @@ def _round(team: Team, identity: str, generation: int, needed: int) -> _Over:
             return _Over(128 + team.ending[0])
         return _Over(None, f"{', '.join(missing)} did not answer, and {needed} are needed")
     for name, problem in missing.items():
-        _note(f"going on without {name}: {problem.rule}")
+        team.note(f"going on without {name}: {problem.rule}")
     over = _prepare(team)
     if over is not None:
         return over
@@ -208,8 +209,3 @@ def _ending(code: int | None) -> str:
     if _killed(code):
         return f"was killed by {signal.Signals(code - 128).name}"
     return f"ended with exit code {code}"
-
-
-def _note(text: str) -> None:
-    if text:
-        print(f"colonnade: {text}", file=sys.stderr, flush=True)

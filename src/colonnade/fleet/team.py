@@ -2,12 +2,14 @@
 
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from colonnade.fleet.heard import HeardSignals
+from colonnade.fleet.printer import Printer
 from colonnade.fleet.supervise import END
 from colonnade.fleet.worker import Place, Worker
 
@@ -21,17 +23,18 @@ class Team:
     `ending` are the signals that came and told the programs to end.
     """
 
-    def __init__(self, places: Sequence[Place], heard: HeardSignals) -> None:
-        self._heard = heard
+    def __init__(self, places: Sequence[Place], heard: HeardSignals, printer: Printer) -> None:
+        self._heard, self._printer = heard, printer
         self._selector = selectors.DefaultSelector()
         self._selector.register(heard.descriptor, selectors.EVENT_READ, self._pass_on)
+        self._selector.register(printer.descriptor, selectors.EVENT_READ, printer.check)
         self._beat = time.monotonic()
         self.ending: list[int] = []
         self.finished: list[Worker] = []  # in the order in which they did
         self.workers: list[Worker] = []
         width = max(len(place.name) for place in places)
         for place in places:
-            self._add(Worker(place, width))
+            self._add(Worker(place, width, printer))
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +74,11 @@ class Team:
             worker.close()
             self.workers.remove(worker)
         self.finished = [worker for worker in self.finished if worker in self.workers]
+
+    def note(self, text: str) -> None:
+        """Say something as the launcher, after all that was printed before."""
+        if text:
+            self._printer.print(f"colonnade: {text}", sys.stderr)
 
     def _add(self, worker: Worker) -> None:
         self.workers.append(worker)

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
+from colonnade.fleet.printer import Printer
 from colonnade.fleet.wire import LONGEST, Lines, parted, told
 
 
@@ -41,10 +42,8 @@ class Worker:
     with the machine's name before each.
     """
 
-    closed: ClassVar[set[TextIO]] = set()  # those of our streams that nobody reads any more
-
-    def __init__(self, place: Place, width: int) -> None:
-        self.place, self.said = place, dict[str, Any]()
+    def __init__(self, place: Place, width: int, printer: Printer) -> None:
+        self.place, self.said, self._printer = place, dict[str, Any](), printer
         self.over = False  # its process has ended, and all that it printed was read
         self.lost_words = ""  # the last line before it said hello: where ssh tells what went wrong
         self._prefix = f"{place.name:{width}} | "
@@ -106,13 +105,7 @@ class Worker:
     def _show(self, text: str, to: TextIO) -> None:
         if "hello" not in self.said and text.strip():
             self.lost_words = text.strip()
-        if to in self.closed:
-            return
-        try:
-            print(f"{self._prefix}{text}", file=to, flush=True)
-        except BrokenPipeError:
-            self.closed.add(to)
-            raise
+        self._printer.print(f"{self._prefix}{text}", to)
 
     def finish(self) -> None:
         """Its process has ended: read the rest.

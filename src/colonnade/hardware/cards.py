@@ -45,6 +45,7 @@ class Process:
     user: str | None
     memory: int | None  # bytes
     computes: bool = True  # or only draws, as the display server does
+    through_mps: bool = False  # whether it computes through the server of NVIDIA's MPS
 
 
 @dataclass(frozen=True)
@@ -227,11 +228,14 @@ def _card(driver: _Driver, handle: Any, index: int, owner: Owner) -> Card:
 
 def _processes(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Process]:
     computing = driver.ask(of, "DeviceGetComputeRunningProcesses", handle, otherwise=[])
+    # Those that compute through MPS have a list of their own; the other one has the server alone.
+    served = driver.ask(of, "DeviceGetMPSComputeRunningProcesses", handle, otherwise=[])
     drawing = driver.ask(of, "DeviceGetGraphicsRunningProcesses", handle, otherwise=[])
-    computes = {p.pid for p in computing}
-    # A process that does both is listed twice, with the same memory.
-    for pid, memory in {p.pid: p.usedGpuMemory for p in [*computing, *drawing]}.items():
-        yield Process(pid, owner(pid), memory, pid in computes)
+    through_mps = {p.pid for p in served}
+    computes = through_mps.union(p.pid for p in computing)
+    # A process that does several is listed for each, with the same memory.
+    for pid, memory in {p.pid: p.usedGpuMemory for p in [*computing, *served, *drawing]}.items():
+        yield Process(pid, owner(pid), memory, pid in computes, pid in through_mps)
 
 
 def _instances(driver: _Driver, of: str, handle: Any, owner: Owner) -> Iterator[Instance]:

@@ -247,6 +247,11 @@ def _tell_tensorflow(request: Request, layout: Layout) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(layout.threads[1])
 
 
+def has_limits() -> bool:
+    """Whether some device has a limit that only an estimate can keep."""
+    return _done is not None and _done[1].kind == "CPU" and any(_done[1].parts[0])
+
+
 def estimated_limit(device: str) -> int | None:
     """What a device may take by an estimate (bytes), where TensorFlow itself sets no limit."""
     if _done is None or _done[1].kind != "CPU" or device not in names():

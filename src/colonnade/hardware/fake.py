@@ -9,7 +9,7 @@
 Names, arguments and error codes are those of pynvml, and a test holds them together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,8 @@ class FakeNvml:
 
     Args:
         topology: the cards (name, memory, NUMA node) and the links between them.
-        processes: what runs on each card, by its index.
+        processes: what runs on each card, by its index. As with NVML, what computes through MPS is in a
+            list of its own, and the server is among those that compute.
         utilisation: percent, by card.
         instances: cards in MIG mode, and their parts, with what runs on each.
         refusals: by pair of cards, why there is no peer access; NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
@@ -147,14 +148,17 @@ class FakeNvml:
         return SimpleNamespace(gpu=self._utilisation.get(card, 0), memory=0)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
-        return self._listed(handle, computing=True)
+        return self._listed(handle, lambda p: p.computes and not p.through_mps)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
+        return self._listed(handle, lambda p: p.through_mps)
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
-        return self._listed(handle, computing=False)
+        return self._listed(handle, lambda p: not p.computes)
 
-    def _listed(self, handle: _Handle, *, computing: bool) -> list[SimpleNamespace]:
+    def _listed(self, handle: _Handle, wanted: Callable[[Process], bool]) -> list[SimpleNamespace]:
         there = self._on(self._card(handle), handle.instance)
-        return [SimpleNamespace(pid=p.pid, usedGpuMemory=p.memory) for p in there if p.computes == computing]
+        return [SimpleNamespace(pid=p.pid, usedGpuMemory=p.memory) for p in there if wanted(p)]
 
     def nvmlDeviceGetMemoryAffinity(self, handle: _Handle, nodeSetSize: int, scope: int) -> list[int]:
         numa = self._topology.devices[self._card(handle)].numa

@@ -26,6 +26,8 @@ PLUMBING = re.compile(
 VARIABLE_ACCESS = re.compile(
     r"VarHandleOp|ReadVariable|AssignVariable|AssignAdd|AssignSub|VariableShape|Resource"
 )
+# A notebook names so many of the ops that ran elsewhere than asked.
+MOST_MOVED = 12
 # A call of a function, as it shows in the names of the ops inside.
 CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?/")
 LOCAL = "/job:localhost/replica:0/task:0"
@@ -97,16 +99,16 @@ class Placement:
         table = html.table(["ops by device", *phases], summary)
         moved = [
             f"{row.op} was asked for on {short(row.asked)} and ran on {short(row.actual)}."
-            for row in self.moved
+            for row in self.moved[:MOST_MOVED]
         ]
+        if len(self.moved) > MOST_MOVED:
+            moved.append(f"So did {len(self.moved) - MOST_MOVED:,} more ops: `moved` lists them.")
         every = [
             (re.sub(CALL, "", row.name), row.op, short(row.asked), short(row.actual), row.phase, row.calls)
             for row in (*self.ops, *self.variables)
         ]
-        all_of_them = html.table(["op", "type", "asked", "ran on", "phase", "calls"], every)
-        fold = (
-            f"<details><summary>{len(every)} ops and accesses to variables</summary>{all_of_them}</details>"
-        )
+        listed = html.table(["op", "type", "asked", "ran on", "phase", "calls"], every)
+        fold = f"<details><summary>{len(every)} ops and accesses to variables</summary>{listed}</details>"
         return table + html.paragraphs(moved) + fold
 
     def __str__(self) -> str:

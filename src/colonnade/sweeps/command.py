@@ -48,8 +48,8 @@ class Command:
             ['train', '--rate=0.1', '{"a": 1}']
         """
 
-        def fill(found: re.Match[str]) -> str:
-            literal, name = found.groups()
+        def fill(match: re.Match[str]) -> str:
+            literal, name = match.groups()
             return f"{{{literal}}}" if literal else as_text(params[name])
 
         return [PLACEHOLDER.sub(fill, argument) for argument in self.argv]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import threading
 import warnings
@@ -15,6 +14,7 @@ from pathlib import Path
 import optuna
 from optuna.study import StudyDirection
 
+from colonnade.describe.whole_file import write_whole
 from colonnade.errors import Problem, check
 from colonnade.sweeps.board import Board, Unwatched, Watcher
 from colonnade.sweeps.command import Command
@@ -120,13 +120,8 @@ def _other_study(sweep: CheckedSweep, study: optuna.Study, known: object) -> Ite
 
 def _write_study_file(settings: SweepSettings) -> None:
     """For who looks at the study later; closed to others, because a URL may have a password in it."""
-    path = settings.path / STUDY_FILE
     text = json.dumps({"study": settings.name, "storage": settings.storage}, indent=2) + "\n"
-    new = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    new.replace(path)
+    write_whole(settings.path / STUDY_FILE, text, 0o600)
 
 
 def _runners(sweep: CheckedSweep) -> Callable[[Sweeper, Slot], Runner]:

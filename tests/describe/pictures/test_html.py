@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from colonnade.describe.pictures.html import bars, legend, network, paragraphs, size, table
+from colonnade.describe.pictures.html import MOST_ROWS, bars, legend, network, paragraphs, size, table
 
 EVIL = '<script>"&'
 
@@ -20,6 +20,14 @@ def test_tables_have_text_on_the_left_and_numbers_on_the_right():
     head, row = ([(c.text, c.get("style").rpartition(":")[2]) for c in line] for line in rows)
     assert head == [("name", "left"), ("n", "right")]
     assert row == [(EVIL, "left"), ("1", "right")]
+
+
+def test_of_many_rows_the_first_are_shown():
+    rows = [[f"row {i}", i] for i in range(MOST_ROWS + 1234)]
+    shown = [[cell.text for cell in row] for row in parsed(table(["name", "n"], iter(rows))).iter("tr")]
+    assert shown[1:-1] == [[name, str(i)] for name, i in rows[:MOST_ROWS]]
+    assert shown[-1] == ["and 1,234 more", None]
+    assert len(list(parsed(table(["name", "n"], rows[:MOST_ROWS])).iter("tr"))) == MOST_ROWS + 1
 
 
 def test_words():
@@ -55,6 +63,18 @@ def test_a_network_draws_a_line_for_both_ways():
     assert float(lines[0].get("stroke-width")) > float(lines[1].get("stroke-width"))
     assert [text.text for text in drawn.iter("text")] == ["a", EVIL, "c"]
     assert list(parsed(network(["a"], {})).iter("line")) == []
+
+
+def test_links_over_which_nothing_goes_are_thin():
+    kinds = {(0, 1): "NV4", (1, 0): "NV4", (1, 2): EVIL, (2, 1): "PIX", (2, 2): "X", (0, 2): "SYS"}
+    drawn = list(parsed(network(["a", "b", "c"], {(1, 0): ("8 B", 8.0)}, kinds=kinds)).iter("line"))
+    assert [line[0].text for line in drawn] == [
+        "a \u2192 c: SYS",
+        f"b \u2192 c: {EVIL}\nc \u2192 b: PIX",
+        "b \u2192 a: 8 B\na \u2194 b: NV4",
+    ]
+    assert [line.get("stroke") for line in drawn[:2]] == ["currentColor"] * 2
+    assert float(drawn[2].get("stroke-width")) > float(drawn[0].get("stroke-width"))
 
 
 def test_sizes():

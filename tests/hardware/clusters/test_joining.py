@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import threading
 
 import pytest
 import tensorflow as tf
@@ -28,6 +29,13 @@ def test_a_cluster_of_one_needs_no_joining():
     one = json.dumps({"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}})
     assert joining.unjoined({"TF_CONFIG": one}) is None
     assert joining.unjoined({}) is None
+
+
+def test_who_is_left_alone_of_a_cluster_knows_how_often_it_was_started():
+    one = json.dumps({"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}})
+    assert joining.left_alone({"TF_CONFIG": one, "COLONNADE_GENERATION": "2"}) == 2
+    assert joining.left_alone({"TF_CONFIG": TWO, "COLONNADE_GENERATION": "2"}) is None
+    assert joining.left_alone({}) is None
 
 
 def test_a_cluster_is_known_until_it_is_joined():
@@ -72,6 +80,47 @@ def test_an_alarm_that_was_set_before_comes_when_it_is_due():
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def in_a_thread(do):
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def alarm():
+    """As where nobody has set one; that of pytest goes on afterwards."""
+    before, left = signal.signal(signal.SIGALRM, signal.SIG_DFL), signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+def test_outside_of_the_main_thread_the_kernel_ends_the_process_too(alarm):
+    """As in Ray, which trains in a thread of its own."""
+    seen = []
+
+    def join():
+        with joining._killed_after(50):
+            seen.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    in_a_thread(join)
+    assert 40 < seen[0] <= 50
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_outside_of_the_main_thread_an_alarm_of_somebody_else_is_left_alone(alarm, capsys):
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    seen = []
+
+    def join():
+        with joining._killed_after(50):
+            seen.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    in_a_thread(join)
+    assert seen == [0.0]
+    assert "SIGALRM has a handler" in capsys.readouterr().err
 
 
 def test_sigterm_stays_what_it_was():

@@ -90,6 +90,87 @@ def test_a_silent_machine_ends_all(machines, monkeypatch):
     assert "b was not heard for 1 s" in machines[2].ends[0][0]
 
 
+class Clock:
+    """Goes on when it is told to."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Line:
+    """A connection on which nothing comes."""
+
+    def __init__(self):
+        self.sent, self._end = [], threading.Event()
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def receive(self):
+        self._end.wait()
+
+    def close(self):
+        self._end.set()
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """The first machine of three, with a clock of its own; it looks around when it is told to."""
+    monkeypatch.setattr(Meeting, "_beat", lambda self: None)
+    clock, ends, lines = Clock(), [], {1: Line(), 2: Line()}
+    first = Meeting(clusters(3)[0], lines, lambda *end: ends.append(end), clock)
+    first.silence = 5.0
+
+    def look(after):
+        clock.now += after
+        first._look()
+
+    yield first, look, ends
+    first._leaving = True
+    for line in lines.values():
+        line.close()
+
+
+def test_who_stood_still_itself_does_not_take_the_others_for_silent(clocked):
+    """As while TensorFlow starts its server, with Python locked; what the others said is still to be read."""
+    _, look, ends = clocked
+    look(0.5)
+    look(30.0)
+    assert ends == []
+    for _ in range(9):
+        look(0.5)
+    assert ends == []  # 4.5 s since it goes on
+    look(0.6)
+    assert "b was not heard for 5 s" in ends[0][0]
+
+
+def test_who_stood_still_itself_gives_the_others_as_much_longer_to_be_back(clocked):
+    first, look, ends = clocked
+    first.back(patience=3.0)
+    look(0.5)
+    look(30.0)
+    for rank in (1, 2):
+        first._note(rank, {"back": 0, "patience": 3.0, "early": None})
+    look(0.5)
+    assert ends == []
+    first.back(patience=3.0)
+    for _ in range(7):
+        look(0.5)
+    assert "b, c hangs" in ends[0][0]
+
+
+def test_silence_can_be_counted_from_now(clocked):
+    first, look, ends = clocked
+    for _ in range(9):
+        look(0.5)
+    first.listen_anew()
+    for _ in range(9):
+        look(0.5)
+    assert ends == []
+
+
 def test_machines_at_different_places_of_the_program_are_told(machines):
     threading.Thread(target=machines[0].meeting.exchange, args=("Trainer()", 1), daemon=True).start()
     threading.Thread(target=machines[1].meeting.exchange, args=("fit()", 1), daemon=True).start()

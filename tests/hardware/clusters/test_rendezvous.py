@@ -186,6 +186,120 @@ def test_an_address_that_is_not_of_this_machine_is_refused():
         gathered(cluster, {}, 0.2)
 
 
+@pytest.fixture
+def names(monkeypatch):
+    """What a name means: to the thread of the first machine, and to all others."""
+    resolve, meanings = socket.getaddrinfo, {}
+
+    def told(host, *args, **options):
+        if host not in meanings:
+            return resolve(host, *args, **options)
+        to_first, to_others = meanings[host]
+        meant = to_first if threading.current_thread().name == "first" else to_others
+        if callable(meant):
+            meant = meant()
+        return resolve(meant, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", told)
+    return meanings
+
+
+def met(first, other, seconds=3.0):
+    """What the first machine and another find: what each said, or what is wrong."""
+    found = {}
+
+    def one(name, cluster):
+        try:
+            links, found[name] = gathered(cluster, {"said": name}, seconds)
+            OPEN.extend(links.values())
+        except InvalidArgument as error:
+            found[name] = error
+
+    threads = [
+        threading.Thread(target=one, args=pair, name=pair[0]) for pair in [("first", first), ("other", other)]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def named(port, **options):
+    addresses = (f"first.example:{port}", f"other.example:{port}")
+    return [Cluster(addresses, rank, ("a", "b"), **options) for rank in range(2)]
+
+
+@pytest.mark.parametrize("own", ["127.0.1.1", "::1"], ids=["of Debian", "of another family"])
+def test_a_name_that_means_something_else_to_the_first_machine_itself(names, own):
+    """Debian's installer writes `127.0.1.1 name` into /etc/hosts: at that address nobody else can knock."""
+    if ":" in own and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    names["first.example"] = own, "127.0.0.1"
+    found = met(*named(*free_ports(1)))
+    assert [[one["said"] for one in found[name]] for name in ("first", "other")] == [["first", "other"]] * 2
+
+
+def test_a_training_on_loopback_is_listened_for_on_loopback():
+    first, _ = clusters(2)
+    with rendezvous._door(first, rendezvous._Patience(0.0, 0.0)) as door:
+        assert door.getsockname() == _place(first)
+
+
+def test_a_name_that_comes_into_dns_a_moment_later_is_waited_for(names):
+    """As that of a pod: a headless service names it when it is ready."""
+    asked = []
+
+    def soon():
+        asked.append(1)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return "127.0.0.1"
+
+    names["first.example"] = soon, "127.0.0.1"
+    found = met(*named(*free_ports(1)))
+    assert [one["said"] for one in found["first"]] == ["first", "other"]
+
+
+def test_a_name_that_stays_unknown_asks_for_another_start(names):
+    def never():
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    names["first.example"] = never, never
+    for error in met(*named(*free_ports(1)), seconds=0.5).values():
+        assert isinstance(error, MissedMeeting)
+        assert "first.example" in str(error)
+    with pytest.raises(MissedMeeting, match="its name is not known here"):
+        gathered(named(1)[0], {}, 0.0)
+
+
+def test_who_is_waited_for_is_said_soon_on_all_that_are_there(monkeypatch, capfd):
+    monkeypatch.setattr(rendezvous, "TOLD", 0.3)
+    monkeypatch.setattr(rendezvous, "BREATH", 0.2)
+    machines = clusters(3)
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(gathered, machine, {}, 10.0) for machine in machines[:2]]
+        said, deadline = "", time.monotonic() + 5
+        while said.count("did not come yet") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said += capfd.readouterr().err
+        for one in [*waiting, threads.submit(gathered, machines[2], {}, 10.0)]:
+            OPEN.extend(one.result()[0].values())
+    lines = said.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("colonnade: c (127.0.0.1:")
+        assert "waiting for up to 10 s in all (COLONNADE_JOIN_SECONDS)" in line
+
+
+def test_a_first_machine_that_is_waited_for_is_said_soon(monkeypatch, capfd):
+    monkeypatch.setattr(rendezvous, "TOLD", 0.2)
+    all_of(clusters(2)[1:], seconds=0.6)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "does not answer yet (Connection refused)" in said[0]
+
+
 def test_messages_are_json_whatever_their_length():
     one, other = map(MessageSocket, _pair())
     long = {"numbers": list(range(100_000))}

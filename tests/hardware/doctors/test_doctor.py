@@ -173,7 +173,7 @@ def test_peer_access_by_label_against_measured(bandwidth, arrived, state, says):
     assert says in finding.found
 
 
-def test_memory_taken_and_by_whom():
+def test_memory_taken_and_by_whom(monkeypatch):
     def card(free, *processes):
         return Card(0, "GPU-0", "0:01:00.0", "card", 10 * GIB, free=free * GIB, processes=processes)
 
@@ -187,6 +187,14 @@ def test_memory_taken_and_by_whom():
     assert doctor.leftover([card(0.5, Process(7, None, 9 * GIB))], "ada").state == "blocks"
     draws = doctor.leftover([card(9, Process(7, "root", GIB, computes=False))], "ada")
     assert (draws.found, draws.remedy) == ("card 0: 1.0 GiB, process 7 of root, which draws", "")
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor, "is_mps_server", lambda pid: pid == 7)
+        served = Process(8, "ada", GIB, through_mps=True)
+        shared = doctor.leftover([card(8, Process(7, "ada", GIB), served)], "ada")
+    assert shared.found.startswith(
+        "card 0: 1.0 GiB, process 7 of ada, the server of MPS, through which others"
+    )
+    assert shared.remedy == "kill 8"
     hidden = doctor.leftover([card(4)], "ada")
     assert "6.0 GiB of no process" in hidden.found
     assert hidden.remedy == "sudo fuser -v /dev/nvidia0"

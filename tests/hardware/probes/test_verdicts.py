@@ -51,3 +51,32 @@ def test_a_file_that_is_broken_holds_nothing_and_is_written_anew(text):
     place = verdicts.remember(DEVICES, {"ring": 2.0})
     assert len(json.loads(place.read_text())) == 1
     assert [p.name for p in place.parent.iterdir()] == [place.name]
+
+
+def test_what_cannot_be_written_is_not_remembered_and_nothing_fails(tmp_path, monkeypatch):
+    """Root may write anywhere, so it is a file where a folder should be; and a disk that is full."""
+    (tmp_path / "colonnade").write_text("no folder")
+    with pytest.warns(UserWarning, match="not remembered: .*XDG_CACHE_HOME"):
+        assert verdicts.remember(DEVICES, {"ring": 2.0}) is None
+    assert verdicts.recall(DEVICES) == {}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verdicts.os, "replace", full)
+    with pytest.warns(UserWarning, match="not remembered: .*No space left"):
+        verdicts.remember(DEVICES, {"ring": 2.0})
+    assert not list(verdicts.path().parent.iterdir())
+
+
+def test_a_user_without_a_home_has_no_verdict(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(verdicts.Path, "home", homeless)
+    assert verdicts.recall(DEVICES) == {}
+    with pytest.warns(UserWarning, match="not remembered: Could not determine home"):
+        assert verdicts.remember(DEVICES, {"ring": 2.0}) is None

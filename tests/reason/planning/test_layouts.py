@@ -1,8 +1,7 @@
 from workloads import cards, drawn, timed, virtual
 
-from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
-from colonnade.reason.planning.layouts import arranged, axes, counts, dealt, variants
+from colonnade.reason.planning.layouts import axes, counts, dealt, variants
 
 
 def test_counts_have_all_devices_and_one():
@@ -27,12 +26,6 @@ def test_without_layers_to_split_there_is_no_width_and_with_one_layer_no_stage()
 
 def test_a_batch_smaller_than_the_devices_leaves_fewer_layouts():
     assert list(axes(16, timed([1.0], batch=8))) == []
-
-
-def test_the_best_connected_devices_are_taken():
-    box = Topology.groups([[0, 2], [1, 3]])
-    assert arranged(box, 2, 1, 1) == (0, 2)
-    assert arranged(box, 4, 1, 1) == (0, 1, 2, 3)
 
 
 def test_what_is_kept_is_kept():

@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import pytest
 from machines import machine
-from workloads import cards, drawn, timed, virtual
+from workloads import V100, cards, drawn, timed, virtual
 
+from colonnade.describe.layer_cost import LayerCost, Timing
+from colonnade.describe.link import Device
 from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument
+from colonnade.reason.planning.layouts import dealt
 from colonnade.reason.planning.planner import choose
+from colonnade.reason.simulator.memory_need import needs
 from colonnade.reason.simulator.runtime import ENGINE
 from colonnade.reason.simulator.simulate import simulate
 
@@ -47,16 +51,116 @@ def test_the_beam_finds_what_looking_at_all_finds(seed):
 def test_nothing_that_can_be_run_is_faster_than_the_choice(seed):
     """Against a search that knows nothing of the planner's: all replicas, stages and micro-batches."""
     work, box = drawn(seed), cards(4, ["NV2", "PIX", "SYS"][seed % 3])
-    chosen = choose(box, work)
-    found = chosen.predicted.step
+    found = choose(box, work).predicted.step
     for data, stage in [(d, s) for d in (1, 2, 4) for s in (1, 2, 4) if d * s <= 4]:
         if stage > len(work.layers):
             continue
-        for micro_batches in [1] if stage == 1 else [stage, 2 * stage, 4 * stage, 8 * stage]:
-            if micro_batches * data > work.batch:
-                continue
-            plan = Plan(batch=work.batch, data=data, stage=stage, micro_batches=micro_batches)
+        for number in [1] if stage == 1 else range(1, work.batch // data + 1):
+            plan = Plan(batch=work.batch, data=data, stage=stage, micro_batches=number)
             assert found <= 1.021 * simulate(box, work, plan, events=False).step, plan.layout
+
+
+@pytest.mark.parametrize(("batch", "limit"), [(128, 2.7), (512, 10.3)])
+def test_many_micro_batches_are_tried_where_only_they_fit(batch, limit):
+    """Small micro-batches leave room: 4 x 2 with micro-batches of one example fits and can be run."""
+    box, work = machine("dgx1").topology, decoder(batch=batch)
+    plan = choose(box, work)
+    assert not plan.not_runnable
+    assert plan.predicted.step < limit
+    other = dealt(box, work, Plan(batch=batch, data=4, stage=2, micro_batches=batch // 4))
+    assert max(need.total for need in needs(work, other)) <= 16160 * 2**20
+    assert plan.predicted.step <= 1.021 * simulate(box, work, other, events=False).step
+
+
+def test_a_large_model_fits_on_a_thousand_devices_in_small_micro_batches():
+    joined = Topology.machines(machine("dgx1").topology, 128, network="200Gb", adapters=4)
+    begin = time.process_time()
+    plan = choose(joined, decoder(hidden=8192, layers=96, heads=64, batch=4096))
+    assert time.process_time() - begin < 30.0
+    assert plan.micro_batches >= 512
+    assert plan.predicted.memory <= 16160 * 2**20
+
+
+def test_what_is_kept_is_set_on_the_plan():
+    box, work = cards(8, name="NVIDIA A100-SXM4-80GB", memory=80 * 2**30), decoder(hidden=512, layers=8)
+    for keep in (
+        {"schedule": "gpipe"},
+        {"shares": "measured"},
+        {"reduce": "ring"},
+        {"recompute": "selective"},
+        {"sequence": True},
+        {"chunks": 2},
+        {"variables": "shared"},
+        {"sharded": ["slots"]},
+        {"stage": 2, "micro_batches": 6},
+        {"alpha": 0.5},
+        {"micro_batches": 4, "data": 4},
+    ):
+        plan = choose(box, work, keep=keep)
+        for name, value in keep.items():
+            assert getattr(plan, name) == (tuple(value) if isinstance(value, list) else value), keep
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ({"data": 9, "variables": "mirrored"}, "data=9"),
+        ({"data": 4, "stage": 4}, "data=4, stage=4"),
+        ({"chunks": 2, "stage": 1}, "chunks=2, stage=1"),
+        ({"schedule": "backwards"}, "schedule=backwards"),
+        ({"stage": "two"}, "stage=two"),
+        ({"sharded": ["weights"]}, "sharded="),
+    ],
+)
+def test_the_kept_part_that_clashes_is_named(keep, said):
+    with pytest.raises(InvalidArgument, match=said):
+        choose(cards(8), drawn(1), keep=keep)
+
+
+def test_a_faster_card_is_taken_before_a_slower_one():
+    box = Topology(
+        (Device("Tesla V100-SXM2-16GB"),) * 2 + (Device("NVIDIA A100-SXM4-80GB"),) * 2,
+        Topology.uniform(4, "PIX").links,
+    )
+    work = Workload.convnet(parameters=25_600_000, flops=8.2e9, batch=256)
+    assert choose(box, work, devices=1).devices in ((2,), (3,))
+    even, measured = (
+        choose(box, work, keep={"data": 4, "stage": 1, "shares": how}).predicted.step
+        for how in ("even", "measured")
+    )
+    assert measured < 0.5 * even
+    four = choose(box, work)
+    assert four.predicted.step <= measured * 1.02
+
+
+def test_a_plan_from_timings_of_a_processor_says_so():
+    layer = LayerCost(
+        "loss", flops=8e9, parameters=10**8, timings=(Timing(32, 0.6, 1.2), Timing(256, 4.8, 9.6))
+    )
+    plan = choose(cards(8), Workload.of([layer], batch=256, device="CPU:0", update=0.2))
+    assert "timed on CPU:0, which tells nothing of Tesla V100" in plan.advice
+    assert plan.predicted.step < 0.2
+    assert "timed on" not in choose(cards(8), Workload.of([layer], batch=256, device=V100)).advice
+
+
+def test_whether_it_fits_is_not_claimed_where_nobody_knows():
+    work = Workload.convnet(parameters=25_600_000, flops=8.2e9, batch=8192)
+    plan = choose(cards(1, memory=16 * 2**30), work)
+    assert "Whether it fits is not known" in plan.advice
+    assert "not known" in str(plan).splitlines()[3]
+    with pytest.raises(InvalidArgument, match="no layout fits"):
+        choose(
+            cards(1, memory=16 * 2**30),
+            Workload.convnet(parameters=25_600_000, flops=8.2e9, batch=8192, activations=90_000_000),
+        )
+
+
+def test_a_variable_that_does_not_fit_into_a_device_is_not_dealt_out():
+    table = LayerCost("table", parameters=20 * 2**30, output=1000, timings=(Timing(256, 0.01, 0.02),))
+    dense = LayerCost("dense", parameters=2**20, timings=(Timing(256, 0.1, 0.2),))
+    work = Workload.of([table, dense], batch=256, gradients=2**20)
+    with pytest.raises(InvalidArgument, match="no layout fits"):
+        choose(machine("dgx1").topology, work, keep={"stage": 1})
 
 
 def test_what_does_not_fit_is_named_with_its_numbers():
@@ -121,7 +225,7 @@ def test_what_is_kept_is_kept():
         ({"devices": 0}, "from 1 to 8"),
         ({"keep": {"colour": 1}}, "no part of a plan"),
         ({"keep": {"sync": "never"}}, "no way of training"),
-        ({"keep": {"data": 9}}, "leaves no layout"),
+        ({"keep": {"data": 9}}, "data=9.*leaves no layout for 8 devices"),
     ],
 )
 def test_what_cannot_be_planned(arguments, said):

@@ -25,3 +25,8 @@ def test_what_no_device_can_share_is_not_stretched():
 def test_a_step_that_took_no_time_is_refused(seconds):
     with pytest.raises(InvalidArgument, match="seconds"):
         calibrated(cards(1), timed(), Plan(batch=8), seconds)
+
+
+def test_a_step_below_its_fixed_costs_is_refused():
+    with pytest.raises(InvalidArgument, match=r"seconds=0\.3.*0\.5 s"):
+        calibrated(cards(1), timed([1.0], overhead=0.5), Plan(batch=8), 0.3)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from workloads import V100
 
@@ -5,7 +7,17 @@ from colonnade.describe.layer_cost import LayerCost, Timing
 from colonnade.describe.link import Device
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument
-from colonnade.reason.simulator.layer_time import cheap_seconds, rate, seconds, timed
+from colonnade.reason.simulator.layer_time import (
+    STRICT,
+    addition_seconds,
+    cheap_seconds,
+    converted,
+    rate,
+    seconds,
+    slices,
+    timed,
+    update_seconds,
+)
 
 
 def test_one_timing_is_proportional_and_two_make_a_line():
@@ -55,14 +67,66 @@ def test_timings_of_another_card_are_scaled_by_what_both_reach():
         [LayerCost("a", timings=(Timing(1, 1.0, 1.0),))], batch=1, device="Tesla V100-SXM2-16GB"
     )
     faster = seconds(work, work.layers[0], Device("NVIDIA A100-SXM4-40GB"), 1)
-    assert faster.forward == pytest.approx(15.7 / 19.5)
-    assert seconds(work, work.layers[0], Device("a card nobody knows"), 1).forward == 1.0
+    assert faster.forward == pytest.approx(15.7 / 156)  # with TF32
+    with pytest.raises(InvalidArgument, match=r"timed on Tesla V100.*a card nobody knows"):
+        seconds(work, work.layers[0], Device("a card nobody knows"), 1)
+
+
+def test_what_a_processor_took_says_nothing_of_a_card():
+    layer = LayerCost("a", flops=1e12, activations=10**9, timings=(Timing(1, 10.0, 20.0),))
+    work = Workload.of([layer], batch=1, device="CPU:0")
+    published = Workload.of([replace(layer, timings=())], batch=1)
+    assert seconds(work, layer, Device(V100), 2) == seconds(published, published.layers[0], Device(V100), 2)
+    assert seconds(work, layer, Device("CPU:3", cores=2), 1).forward == 10.0
+    with pytest.raises(InvalidArgument, match=r"timed on CPU:0, has no FLOPs.*Tesla V100"):
+        seconds(
+            replace(work, layers=(replace(layer, flops=0.0),)), replace(layer, flops=0.0), Device(V100), 1
+        )
+    words = converted(work, [Device(V100)])
+    assert "timed on CPU:0, which tells nothing of Tesla V100" in words
+    assert "published rates" in words
+    assert not converted(work, [Device("CPU:1")])
+    assert not converted(published, [Device(V100)])
+
+
+def test_updates_and_additions_are_scaled_by_the_memory_of_the_device():
+    layer = LayerCost("a", flops=1.0, parameters=9 * 10**8, timings=(Timing(1, 1.0, 1.0),))
+    work = Workload.of([layer], batch=1, device="CPU:0", update=0.2, addition=0.1, slots=9 * 10**8)
+    card = Device(V100)
+    assert update_seconds(work, Device("CPU:1")) == 0.2
+    assert update_seconds(work, card) == pytest.approx(5 * 9e8 / 900e9)
+    assert addition_seconds(work, card) == pytest.approx(3 * 9e8 / 900e9)
+    between = replace(work, device="Tesla P100-SXM2-16GB")
+    assert update_seconds(between, card) == pytest.approx(0.2 * 732 / 900)
+    with pytest.raises(InvalidArgument, match="nobody knows"):
+        update_seconds(work, Device("nobody knows"))
+
+
+def test_slices_follow_the_speed_of_the_devices():
+    work = Workload.of([("a", 1e12, 0)], batch=8)
+    devices = [Device(V100), Device("NVIDIA A100-SXM4-40GB")]
+    slow, fast = slices(work, devices, 100.0)
+    assert slow + fast == pytest.approx(100)
+    assert fast / slow == pytest.approx(156 / 15.7)
+    assert slices(work, devices[:1] * 2, 10.0, [3.0, 1.0]) == pytest.approx([2.5, 7.5])
 
 
 def test_what_was_measured_comes_before_what_was_published():
     assert rate(Device(V100, achieved=5e12), "float32") == 5e12
     assert rate(Device(V100), "float16") > rate(Device(V100), "float32")
     assert rate(Device("nobody knows"), "float32") is None
+
+
+def test_every_dtype_has_a_rate_of_its_own():
+    """What was measured in float32 says nothing of 16 bits, and TF32 is what TensorFlow computes in."""
+    a100 = Device("NVIDIA A100-SXM4-80GB", achieved=120e12)
+    assert rate(a100, "bfloat16") == rate(Device(a100.name), "bfloat16") == pytest.approx(312e12 * 0.803)
+    assert rate(replace(a100, achieved_half=270e12), "float16") == 270e12
+    assert rate(a100, "float32") == 120e12
+    assert rate(Device(a100.name), "float32") == pytest.approx(156e12 * 0.803)
+    assert rate(a100, STRICT) == rate(Device(a100.name), STRICT) == pytest.approx(19.5e12 * 0.803)
+    assert rate(Device("nobody knows", achieved=1e12), "float16") == 1e12
+    assert rate(Device("NVIDIA H100 PCIe"), "float16") == pytest.approx(756e12 * 0.803)
 
 
 def test_a_device_of_which_nothing_is_known_is_named():

@@ -1,10 +1,13 @@
 """What fits: against published formulas."""
 
+from dataclasses import replace
+
 import pytest
 
 from colonnade.describe.layer_cost import LayerCost
 from colonnade.describe.plan import Plan
 from colonnade.describe.workload import Workload
+from colonnade.reason.schedules.schedule import SCHEDULES, alive
 from colonnade.reason.simulator.memory_need import alive_of, kept_of, needs
 
 
@@ -56,6 +59,39 @@ def test_interleaving_keeps_more():
     assert max(chunks) / 3 == pytest.approx(max(plain) * (1 + 7 / 24))
 
 
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+def test_what_is_alive_is_that_of_the_schedule(stages):
+    for name, schedule in SCHEDULES.items():
+        for number in (1, 2, 3, 7, 20):
+            assert alive_of(name, stages, number) == alive(schedule(stages, number))
+
+
 def test_uneven_batches_round_up():
     work = Workload.of([LayerCost("a", activations=10)], batch=10)
     assert needs(work, Plan(batch=10, data=4))[0].activations == 30
+
+
+def test_a_variable_is_not_divided_where_the_engine_deals_out_whole_ones():
+    """One table of 20 bytes and four small ones: one device owns the table, and all others read it."""
+    table, small = LayerCost("table", parameters=20), LayerCost("rest", parameters=4, pieces=(1, 1, 1, 1))
+    work = Workload.of([table, small], batch=8, slots=48)
+    engine = Plan(batch=8, data=4, variables="partitioned", sharded=("slots", "parameters"))
+    need = needs(work, engine)[0]
+    assert (need.parameters, need.gradients, need.slots) == (24, 24, 40)
+    other = Plan(batch=8, data=4, variables="partitioned", sharded=("slots", "gradients", "parameters"))
+    need = needs(work, other)[0]
+    assert (need.parameters, need.gradients, need.slots) == (6, 6, 12)
+
+
+def test_of_a_table_that_is_looked_up_others_have_the_rows():
+    table = LayerCost("table", parameters=1000, sparse=1000, rows=10)
+    work = Workload.of([table, LayerCost("rest", parameters=300)], batch=8)
+    need = needs(work, Plan(batch=8, data=2, variables="partitioned", sharded=("slots", "parameters")))[0]
+    assert need.parameters == 1000 + 300  # the owner of the table, with a copy of the rest
+    lone = needs(replace(work, layers=(table,)), Plan(batch=8, data=2, variables="partitioned"))[0]
+    assert lone.parameters == 1000
+
+
+def test_the_largest_slice_counts():
+    work = Workload.of([LayerCost("a", activations=10)], batch=10)
+    assert needs(work, Plan(batch=10, data=2), largest=7.5)[0].activations == 80

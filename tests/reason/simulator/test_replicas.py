@@ -6,6 +6,7 @@ from workloads import cards, timed
 
 from colonnade.describe.layer_cost import LayerCost, Timing
 from colonnade.describe.plan import Plan
+from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.reason.simulator.replicas import MOST_MESSAGES, messages
 from colonnade.reason.simulator.runtime import ENGINE, Runtime
@@ -82,3 +83,22 @@ def test_partitioned_variables_move_as_a_scatter_and_a_gather():
     parts = simulate(cards(4), work, plan, QUIET)
     ring = simulate(cards(4), work, Plan(batch=8, data=4, reduce="scatter"), QUIET)
     assert parts.reduction == pytest.approx(ring.reduction)
+
+
+def test_dividing_parameters_costs_half_as_much_again():
+    """Eight A100 on a network of 25 Gbit/s: ZeRO 1 to 3, the last of which is FSDP."""
+    work = timed([0.1] * 4, parameters=10**9)
+    box = Topology.machines(cards(1), 8, network="25Gb")
+    apart = replace(QUIET, overlap=False)
+
+    def reduction(*sharded):
+        plan = Plan(batch=8, data=8, variables="partitioned", sharded=sharded)
+        done = simulate(box, work, plan, apart)
+        return done.reduction, done.busiest
+
+    first, moved = reduction("slots")
+    third, moved_third = reduction("slots", "gradients", "parameters")
+    assert third == pytest.approx(1.5 * first, rel=0.01)
+    assert moved_third == pytest.approx(1.5 * moved)
+    assert moved == pytest.approx(2 * 7 / 8 * 4e9)
+    assert reduction("slots", "gradients")[0] == first

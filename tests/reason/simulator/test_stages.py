@@ -59,3 +59,11 @@ def test_what_is_recomputed_early_waits_for_nothing():
     late = StageCosts((1.0, 1.0), (3.0, 3.0), (0.0,), 2)
     early = StageCosts((1.0, 1.0), (3.0, 3.0), (0.0,), 2, (1.0, 1.0))
     assert [max(end for _, _, end, _ in run(gpipe(2, 1), costs)) for costs in (late, early)] == [8.0, 7.0]
+
+
+def test_a_link_carries_one_message_at_a_time_whichever_chunk_it_is_of():
+    """Two chunks on two devices: of four micro-batches, 8 messages go on from device 0, and 4 come back."""
+    costs = StageCosts((0.01,) * 4, (0.02,) * 4, (1.0,) * 3, 2)
+    ran = run(interleaved(2, 4, 2), costs)
+    # From 0 to 1: chunks 0 and 2 forward, chunk 2 backward; from 1 to 0 as many.
+    assert max(end for _, _, end, _ in ran) >= 12.0

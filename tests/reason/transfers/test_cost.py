@@ -80,3 +80,29 @@ def test_rows_of_all_devices_are_gathered():
 def test_the_processor_as_a_parameter_server():
     up_and_down = cost.through_host(cards(2), [0, 1], 12e9)
     assert up_and_down == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_card_alone_takes_one_adapter():
+    """Two machines of eight A100 with eight adapters of 200 Gbit/s, of which 24 GB/s arrive each."""
+    card = Device("NVIDIA A100-SXM4-80GB")
+    box = Topology((card,) * 8, Topology.uniform(8, "NV12").links)
+    two = Topology.machines(box, 2, network="200Gb", adapters=8)
+    assert two.link(0, 8).bandwidth == 24e9
+    assert cost.group_of(two, [0, 8]).bandwidth == 24e9
+    assert cost.group_of(two, [0, 1, 8, 9]).bandwidth == 48e9
+    assert cost.group_of(two, range(16)).bandwidth == 192e9
+    assert cost.group_of(two, [0, 8], sharing=8).bandwidth == 24e9
+    assert cost.group_of(two, [0, 8], sharing=16).bandwidth == 12e9
+    assert Topology.from_json(two.to_json()) == two
+    assert two.select([0, 1, 8]).adapters == 8
+
+
+@pytest.mark.parametrize(("adapters", "each"), [(8, 24e9), (4, 24e9), (2, 12e9)])
+def test_a_hierarchical_reduction_is_two_rings_one_in_the_other(adapters, each):
+    """Inside 2 x 3/4 of all over PCIe, between 2 x 3/4 of a quarter, of four cards at once."""
+    box = Topology((Device("Tesla V100-SXM2-16GB"),) * 4, Topology.uniform(4, "PIX").links)
+    four = Topology.machines(box, 4, network="200Gb", adapters=adapters)
+    expected = 2 * 0.75 * 1e9 / 12e9 + 2 * 0.75 * 0.25e9 / each
+    assert cost.all_reduce(cost.group_of(four, range(16)), 1e9, "hierarchical") == pytest.approx(
+        expected, rel=3e-3
+    )

@@ -42,6 +42,57 @@ def test_speed_marks_saves_and_skipped_updates(run):
     assert (skipped["name"], skipped["x"]) == ("skipped updates", [51])
 
 
+def test_steps_of_long_runs_and_their_times_are_exact(tmp_path):
+    folder = run_folder(tmp_path / "a", steps=1)
+    steps = range(12_345_600, 12_345_700)
+    lines = [{"step": i, "time": START + 1_000_000 + i / 1000, "loss": 1.0, "loss_max": 2.0} for i in steps]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "progress.jsonl").write_text(json.dumps({"event": "begin", "time": START}))
+    for trace in charts.metric([read_run(folder)], "loss")["traces"]:
+        assert trace["x"] == list(steps)
+        assert trace["times"] == pytest.approx([1_000_000 + i / 1000 for i in steps], abs=6e-4)
+        assert len(set(trace["times"])) == 100
+
+
+def test_time_between_sessions_is_not_on_the_axis(tmp_path):
+    """For curves, bands and marks alike."""
+    folder = run_folder(tmp_path / "a", steps=1)
+    times = [10.0, 20.0, 3610.0, 3620.0]
+    lines = [{"step": i, "time": START + t, "loss": 1.0, "loss_max": 2.0} for i, t in enumerate(times)]
+    lines = [{**line, "examples_per_second": 5.0} for line in lines]
+    events = [("begin", 0, 0), ("save", 20, 1), ("begin", 3600, 1), ("skipped", 3610, 2), ("end", 3620, 3)]
+    noted = [{"event": event, "time": START + time, "step": step} for event, time, step in events]
+    for name, values in (("metrics", lines), ("progress", noted)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
+    run = read_run(folder)
+    for trace in charts.metric([run], "loss")["traces"]:
+        assert trace["times"] == [10.0, 20.0, 30.0, 40.0]
+    speed, saves, skipped = charts.speed([run])["traces"]
+    assert (speed["times"], saves["times"], skipped["times"]) == ([10.0, 20.0, 30.0, 40.0], [20.0], [30.0])
+
+
+def test_names_are_spelled_so_that_nothing_is_filled_in():
+    assert charts.spelled("""it's "%{y}" & <b>""") == """it's "%&#123;y}" &amp; &lt;b&gt;"""
+
+
+def test_what_is_not_finite_is_a_gap():
+    """Also what becomes so by reckoning: there is no word for it in JSON."""
+    assert [charts.rounded(value) for value in (None, math.inf, math.nan, 1.23456789)] == [
+        *(None, None, None),
+        1.23457,
+    ]
+
+
+def test_boxes_of_a_long_timeline_touch_each_other():
+    """Rounded to six digits, those of a profile of minutes would be a millisecond apart."""
+    events = [Event("CPU:0", i / 1e4, (i + 1) / 1e4, "forward") for i in range(1_000_000, 1_000_100)]
+    events.append(Event("CPU:0", 0.0, 1e-3, "forward"))
+    chart, _ = charts.timeline(Timeline.of(events), "measured")
+    (trace,) = chart["traces"]
+    ends = [begin + wide for begin, wide in zip(trace["base"], trace["x"], strict=True)]
+    assert ends[1:-1] == pytest.approx(trace["base"][2:], abs=1e-3)
+
+
 def test_a_point_between_gaps_is_drawn(tmp_path):
     run = read_run(run_folder(tmp_path / "a", steps=5))
     for values, mode in (
@@ -111,7 +162,13 @@ def test_units_of_memory(tmp_path):
 
 def test_shares_and_staleness(tmp_path):
     folder = run_folder(tmp_path / "a", steps=1)
-    more = [{"step": 2, "shares": {"CPU:0": 0.25, "CPU:1": 0.75}, "staleness": {"0": 5, "3": 7, "x": 1}}]
+    more = [
+        {
+            "step": 2,
+            "shares": {"CPU:0": 0.25, "CPU:1": 0.75},
+            "staleness": {"0": 5, "3": 7, "x": 1, "\u00b2": 1, "9" * 5000: 1},
+        }
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in more))
     run = read_run(folder)
     assert [trace["y"] for trace in charts.shares(run)["traces"]] == [[0.25], [0.75]]

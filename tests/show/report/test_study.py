@@ -4,7 +4,7 @@ import optuna
 import pytest
 
 import colonnade as cn
-from colonnade.show.report.report import report
+from colonnade.show.report.report import report, watch
 from colonnade.show.report.study import failures, figures, importance, is_study, study_page, write_page
 from colonnade.sweeps.storage import open_storage
 from colonnade.sweeps.trial_folder import TrialFolder
@@ -39,6 +39,12 @@ def test_a_page_has_every_figure_and_needs_nothing_else(folder):
     without_library = re.sub(r"<script>/\*\*.*?</script>", "", page, flags=re.S)
     assert not re.search(r'(src|href)="', without_library)
     assert page.count("Plotly.newPlot(") == page.count('"showSendToCloud": false') == 5
+
+
+def test_a_watched_page_looks_at_itself_again(folder, tmp_path):
+    page = next(watch([folder], tmp_path / "page.html"))
+    assert '<meta http-equiv="refresh" content="5">' in page.read_text()
+    assert "http-equiv" not in report([folder], page).read_text()
 
 
 def test_what_trials_print_is_shown_as_text(folder):

@@ -13,11 +13,15 @@ from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER
 _NODE = "#4b5468"  # under white letters, on light and on dark ground
 # Links of a picture that have their words beside them; of more, one tells when it is pointed at.
 _LABELLED = 12
+# Rows of a table; a notebook with tens of thousands of them cannot be read, nor scrolled.
+MOST_ROWS = 200
 _CELL = "padding:.2em .8em;border-bottom:1px solid #8883;text-align:"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
-    """A table; the first column is text, and others are numbers.
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", most: int = MOST_ROWS
+) -> str:
+    """A table; the first column is text, and others are numbers. Of many rows the first are shown.
 
     >>> "&lt;b&gt;" in table(["a"], [["<b>"]])
     True
@@ -31,7 +35,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, title: str =
         )
         return f"<tr>{inner}</tr>"
 
-    body = "".join(line("td", row) for row in rows)
+    known = list(rows)
+    body = "".join(line("td", row) for row in known[:most])
+    if len(known) > most:
+        body += line("td", [f"and {len(known) - most:,} more", *[""] * (len(head) - 1)])
     named = f'<div style="font-weight:600;margin:.3em 0">{escape(title)}</div>' if title else ""
     style = "border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit;background:none"
     return (
@@ -87,7 +94,11 @@ def legend(kinds: Iterable[str]) -> str:
 
 
 def network(
-    names: Sequence[str], links: Mapping[tuple[int, int], tuple[str, float]], *, labelled: bool = False
+    names: Sequence[str],
+    links: Mapping[tuple[int, int], tuple[str, float]],
+    *,
+    labelled: bool = False,
+    kinds: Mapping[tuple[int, int], str] | None = None,
 ) -> str:
     """Devices in a ring and the links between them, thicker where more goes over.
 
@@ -96,6 +107,7 @@ def network(
         links: by a pair of positions, the words for what goes from the first to the second, and how
             much that is; both directions of a pair are drawn as one line.
         labelled: whether the words stand on the links too, unless there are many of them.
+        kinds: what links are like, by a pair of positions; those over which nothing goes are thin.
     """
     most = max((amount for _, amount in links.values()), default=0.0)
     # So large that the boxes of many devices do not touch each other.
@@ -111,20 +123,21 @@ def network(
     if len(names) == 2:
         high = 110.0
         places = [(wide * 0.22, high / 2), (wide * 0.78, high / 2)]
+    kinds = kinds or {}
     drawn, labels = [], []
+    for i, j in sorted({(min(pair), max(pair)) for pair in kinds if pair[0] != pair[1]}):
+        if (i, j) not in links and (j, i) not in links:
+            drawn.append(_line(places[i], places[j], 1.0, "currentColor", 0.25, _ways(names, kinds, (i, j))))
     pairs = sorted({(min(pair), max(pair)) for pair in links if pair[0] != pair[1]})
     for i, j in pairs:
         both = [(pair, links[pair]) for pair in ((i, j), (j, i)) if pair in links]
         amount = max(value for _, (_, value) in both)
         words = "\n".join(f"{names[a]} → {names[b]}: {said}" for (a, b), (said, _) in both)
+        if like := _ways(names, kinds, (i, j)):
+            words += f"\n{like}"
         width = 1.2 + 6 * amount / most if most else 1.2
         (x1, y1), (x2, y2) = places[i], places[j]
-        drawn.append(
-            f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" '
-            f'stroke="{KIND_COLOURS["reduction"]}" stroke-opacity=".65" '
-            f'stroke-width="{width:.1f}" stroke-linecap="round">'
-            f"<title>{escape(words)}</title></line>"
-        )
+        drawn.append(_line(places[i], places[j], width, KIND_COLOURS["reduction"], 0.65, words))
         if labelled and len(pairs) <= _LABELLED:
             ways = [f"→ {names[b]}: {said}" for (_, b), (said, _) in both]
             alike = len(both) == 2 and both[0][1] == both[1][1]
@@ -148,3 +161,24 @@ def network(
         f'<svg class="colonnade" viewBox="0 0 {wide:.0f} {high:.0f}" role="img" '
         f'aria-label="devices and links" style="{style}">{"".join(drawn)}</svg>'
     )
+
+
+def _line(
+    start: tuple[float, float], end: tuple[float, float], wide: float, colour: str, opacity: float, words: str
+) -> str:
+    (x1, y1), (x2, y2) = start, end
+    return (
+        f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" stroke="{colour}" '
+        f'stroke-opacity="{opacity:g}" stroke-width="{wide:.1f}" stroke-linecap="round">'
+        f"<title>{escape(words)}</title></line>"
+    )
+
+
+def _ways(names: Sequence[str], kinds: Mapping[tuple[int, int], str], pair: tuple[int, int]) -> str:
+    """What the link of a pair is like, in both directions."""
+    i, j = pair
+    there, back = kinds.get((i, j)), kinds.get((j, i))
+    if there == back:
+        return "" if there is None else f"{names[i]} ↔ {names[j]}: {there}"
+    known = ((i, j, there), (j, i, back))
+    return "\n".join(f"{names[a]} → {names[b]}: {like}" for a, b, like in known if like is not None)

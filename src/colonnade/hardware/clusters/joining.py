@@ -30,6 +30,7 @@ import colonnade
 from colonnade.describe.clusters.cluster import WHERE, Cluster
 from colonnade.errors import RESUMABLE, AlreadyStarted, InvalidArgument, Problem
 from colonnade.hardware.clusters.meeting import Meeting
+from colonnade.hardware.clusters.program_end import ProgramEnd
 from colonnade.hardware.clusters.rendezvous import JOIN_SECONDS, MissedMeeting, gathered
 
 SECONDS = 60.0
@@ -108,6 +109,12 @@ def unjoined(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     return cluster
 
 
+def left_alone(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How often the cluster was started before of which this program is all, as where one machine is left."""
+    cluster = Cluster.from_environment(environment)
+    return cluster.generation if cluster is not None and cluster.size == 1 else None
+
+
 def _mark(cluster: Cluster) -> str:
     return f"{cluster.digest}/{cluster.rank}"
 
@@ -152,6 +159,7 @@ def join(cluster: Cluster) -> None:
             words = str(error).partition(chr(10))[0]
             meeting.lost(f"TensorFlow's server of {cluster.name} did not start ({words})")
             raise
+    meeting.listen_anew()
     _joined = Joined(cluster, meeting, strategy)
     os.environ[JOINED] = _mark(cluster)
     _leave_at_the_end(meeting)
@@ -184,17 +192,26 @@ def _killed_after(seconds: float) -> Iterator[None]:
     It does so with Python locked, so that nobody here can do anything: the kernel ends the process. The exit
     code of a signal asks for another start, too.
     """
-    if threading.current_thread() is not threading.main_thread():
+    main, begun = threading.current_thread() is threading.main_thread(), time.monotonic()
+    handler = signal.getsignal(signal.SIGALRM)
+    if main:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    elif handler is not signal.SIG_DFL:  # only the main thread can change that; Ray trains in another
+        print(
+            "colonnade: joining outside of the main thread, and SIGALRM has a handler: if a machine dies "
+            "while TensorFlow's servers start, this program hangs, and must be killed",
+            file=sys.stderr,
+            flush=True,
+        )
         yield
         return
-    handler, begun = signal.signal(signal.SIGALRM, signal.SIG_DFL), time.monotonic()
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         after = max(left - (time.monotonic() - begun), 0.01) if left else 0.0
         signal.setitimer(signal.ITIMER_REAL, after, interval)
-        if handler is not None:
+        if main and handler is not None:
             signal.signal(signal.SIGALRM, handler)
 
 
@@ -260,11 +277,11 @@ def _patience() -> float:
 def _leave_at_the_end(meeting: Meeting) -> None:
     """Say goodbye when the program ends, and whether that is because of an error."""
     failures: list[str] = []
-    before = sys.excepthook
+    before, ending = sys.excepthook, ProgramEnd.watched()
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failures.append(f"{kind.__name__}: {str(error).partition(chr(10))[0]}")
         before(kind, error, trace)
 
     sys.excepthook = note
-    atexit.register(lambda: meeting.close(failures[0] if failures else None))
+    atexit.register(lambda: meeting.close(failures[0] if failures else ending.failure))

@@ -23,6 +23,9 @@ from colonnade.hardware.clusters.rendezvous import MessageSocket, Said
 from colonnade.hardware.clusters.whereabouts import DATA, Doing, Progress, Whereabouts, deadlock, told
 
 BEAT = 0.5
+# Seconds by which this machine's own beat may be late. If it is later, Python was held up here, or the whole
+# machine stood still: what the others sent meanwhile has not been read yet.
+LATE = 1.0
 # Seconds without a beat after which a machine is lost: in a fit once steps are known, and at all other times,
 # when what a program does may hold Python up.
 IN_STEPS, OTHERWISE = 5.0, 15.0
@@ -45,6 +48,7 @@ class Meeting:
         cluster: who they are.
         links: by rank, the connections of this machine: of the first to all, of all others to the first.
         leave: ends this process, with words and an exit code.
+        clock: seconds that only grow.
     """
 
     def __init__(
@@ -52,15 +56,18 @@ class Meeting:
         cluster: Cluster,
         links: Mapping[int, MessageSocket],
         leave: Callable[[str, int], None] = end_process,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._cluster, self._links, self._leave = cluster, dict(links), leave
         self.silence, self.fitting = OTHERWISE, False  # who is silent for how long is lost; whether in a fit
         self._lock = threading.RLock()
         self._sending = {rank: threading.Lock() for rank in links}
-        self._heard = dict.fromkeys(links, time.monotonic())
+        self._heard = dict.fromkeys(links, clock())
+        self._looked = clock()
         self._gone: dict[int, tuple[str | None, float]] = {}  # who said goodbye: why, and when
         self._count = 0
-        self._here = Whereabouts()
+        self._here = Whereabouts(clock)
         self._doing = [Doing()] * cluster.size  # what each is at; the first machine knows it of all
         self._said: dict[int, dict[int, Said]] = {}  # by the number of the exchange and by rank
         self._calls = 0
@@ -134,7 +141,7 @@ class Meeting:
         with self._lock:
             back = self._back.setdefault(call, {})
             back[rank] = message
-            deadline = time.monotonic() + float(message["patience"])
+            deadline = self._clock() + float(message["patience"])
             self._deadlines[call] = max(deadline, self._deadlines.get(call, 0.0))
             if len(back) == self._cluster.size:
                 del self._back[call], self._deadlines[call]
@@ -190,7 +197,7 @@ class Meeting:
     def _hear(self, rank: int) -> None:
         link = self._links[rank]
         while (message := link.receive()) is not None:
-            self._heard[rank] = time.monotonic()
+            self._heard[rank] = self._clock()
             if "bye" in message:
                 self._note_goodbye(message)
             elif "understood" in message:
@@ -214,14 +221,14 @@ class Meeting:
                 if other != rank and other not in self._gone:
                     self._tell(other, message)
         with self._lock:
-            self._gone[rank] = why, time.monotonic()
+            self._gone[rank] = why, self._clock()
 
     def _look_at_the_gone(self) -> None:
         """End, if this machine waits for one that has gone, or if one failed and this one goes on."""
         with self._lock:
             gone, topic = dict(self._gone), self._here.topic
         for rank, (why, when) in gone.items():
-            name, since = self._cluster.names[rank], time.monotonic() - when
+            name, since = self._cluster.names[rank], self._clock() - when
             if since > GRACE:
                 self._end_after(rank, why)
             if since > GRACE and why is None and topic is not None:
@@ -237,24 +244,44 @@ class Meeting:
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT):
-            doing = self._here.look()
-            for rank in self._links:
-                if rank not in self._gone:
-                    self._tell(rank, {"beat": asdict(doing)})
-            now = time.monotonic()
-            for rank, heard in self._heard.items():
-                if rank not in self._gone and now - heard > self.silence:
-                    self._lose(rank, f"was not heard for {now - heard:.0f} s")
-            self._look_at_the_gone()
-            if self._cluster.rank == 0:
-                self._doing[0] = doing
-                self._look_at_deadlines(now)
-                self._look_at_calls()
+            self._look()
+
+    def _look(self) -> None:
+        """Say that this machine lives, and see who does not."""
+        now, before = self._clock(), self._looked
+        self._looked = now
+        late = now - before - BEAT
+        if late > LATE:
+            self._forgive(late)
+        doing = self._here.look()
+        for rank in self._links:
+            if rank not in self._gone:
+                self._tell(rank, {"beat": asdict(doing)})
+        for rank, heard in self._heard.items():
+            if rank not in self._gone and now - heard > self.silence:
+                self._lose(rank, f"was not heard for {now - heard:.0f} s")
+        self._look_at_the_gone()
+        if self._cluster.rank == 0:
+            self._doing[0] = doing
+            self._look_at_deadlines(now)
+            self._look_at_calls()
+
+    def _forgive(self, seconds: float) -> None:
+        """This machine stood still: nobody's silence meanwhile counts, nor that nobody was back."""
+        now = self._clock()
+        self._heard.update(dict.fromkeys(self._heard, now))
+        self._here.forgive(seconds)
+        with self._lock:
+            self._deadlines = {call: deadline + seconds for call, deadline in self._deadlines.items()}
+
+    def listen_anew(self) -> None:
+        """After what has held up Python on all machines: silence counts from now."""
+        self._forgive(0.0)
 
     def _look_at_calls(self) -> None:
-        found = deadlock(self._doing, self._cluster.names)
-        if found is not None:
-            self._end_all(*found)
+        verdict = deadlock(self._doing, self._cluster.names)
+        if verdict is not None:
+            self._end_all(*verdict)
 
     def _look_at_deadlines(self, now: float) -> None:
         with self._lock:

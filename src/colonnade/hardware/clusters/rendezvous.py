@@ -1,7 +1,7 @@
 """Connects the machines of a cluster: all others come to the first, and say who they are.
 
-The first one listens at its own address, before TensorFlow's server does, and closes that door when all are
-in. The connections stay (see `Meeting`): no port is opened that the cluster does not have anyway.
+The first one listens at its port, before TensorFlow's server does, and closes that door when all are in. The
+connections stay (see `Meeting`): no port is opened that the cluster does not have anyway.
 """
 
 import contextlib
@@ -9,11 +9,12 @@ import errno
 import json
 import socket
 import struct
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from colonnade.describe.clusters.address import parted
+from colonnade.describe.clusters.address import is_loopback, parted
 from colonnade.describe.clusters.cluster import WHERE, Cluster
 from colonnade.errors import InvalidArgument, Problem
 
@@ -21,7 +22,11 @@ from colonnade.errors import InvalidArgument, Problem
 TAKEN = errno.EADDRINUSE
 LONGEST = 2**28  # bytes of a message that are read
 PATIENCE = 5.0  # seconds that a message may take to be sent
+BREATH = 1.0  # seconds for which one waits before one looks around
 JOIN_SECONDS = "COLONNADE_JOIN_SECONDS"
+# Seconds after which it is said who is still waited for: a scheduler may start machines one by one, but who
+# waits for a mistyped name should know soon.
+TOLD = 8.0
 Said = dict[str, Any]
 
 
@@ -109,16 +114,22 @@ def _receive_all(
 ) -> tuple[dict[int, MessageSocket], list[Said]]:
     links: dict[int, MessageSocket] = {}
     said = {0: mine}
-    with _door(cluster, deadline) as door:
+    patience = _Patience(deadline, seconds)
+    with _door(cluster, patience) as door:
         while (left := deadline - time.monotonic()) > 0:
             _leave_out_ended(links, said)
             if len(said) == cluster.size:
                 break
-            door.settimeout(left)
+            door.settimeout(min(left, BREATH))
             try:
                 connection, _ = door.accept()
             except TimeoutError:
-                break
+                missing = [rank for rank in range(cluster.size) if rank not in said]
+                words = patience.note(f"{_who(cluster, missing)} did not come yet")
+                for link in links.values() if words else ():
+                    with contextlib.suppress(OSError):  # seen at the next turn
+                        link.send({"waiting": words})
+                continue
             link = MessageSocket(connection)
             came = link.receive_within(min(PATIENCE, left))
             _leave_out_ended(links, said)
@@ -153,15 +164,17 @@ def _leave_out_ended(links: dict[int, MessageSocket], said: dict[int, Said]) -> 
 def _go_to_first(
     cluster: Cluster, mine: Said, deadline: float, seconds: float
 ) -> tuple[dict[int, MessageSocket], list[Said]]:
+    patience = _Patience(deadline, seconds)
     while (left := deadline - time.monotonic()) > 0:
         try:
-            link = MessageSocket(socket.create_connection(parted(cluster.addresses[0]), min(left, 1.0)))
+            link = MessageSocket(socket.create_connection(parted(cluster.addresses[0]), min(left, BREATH)))
             link.send(mine)
-        except OSError:  # it is not there yet
+        except OSError as error:  # it is not there yet
+            patience.note(f"{_who(cluster, [0])} does not answer yet ({error.strerror or error})")
             time.sleep(0.05)
             continue
         # The first one gives up at a deadline of its own, which may be later.
-        answer = link.receive_within(max(left, 0.0) + seconds)
+        answer = _answer(link, deadline + seconds)
         if answer is not None and "everyone" in answer:
             return {0: link}, list(answer["everyone"])
         link.close()
@@ -174,29 +187,67 @@ def _go_to_first(
     raise MissedMeeting(WHERE, [_problem(cluster, [0], words)])
 
 
-def _door(cluster: Cluster, deadline: float) -> socket.socket:
-    """Where the others knock; while another program has the port, it is waited for.
+def _answer(link: MessageSocket, deadline: float) -> Said | None:
+    """What the first machine says at last; meanwhile it may say whom it waits for."""
+    while (answer := link.receive_within(deadline - time.monotonic())) is not None and "waiting" in answer:
+        _say(str(answer["waiting"]))
+    return answer
 
-    TensorFlow's server is to have the same port, while the connections that came in by it stay: that takes
-    SO_REUSEADDR. With SO_REUSEPORT, others could open a door of their own beside this one, and be given some
-    of those who knock.
+
+class _Patience:
+    """How long the others are waited for; after some seconds it is said once for whom."""
+
+    def __init__(self, deadline: float, seconds: float) -> None:
+        self.deadline, self._seconds = deadline, seconds
+        self._told_at = deadline - seconds + TOLD
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def note(self, words: str) -> str | None:
+        """Say it, if it is time to and was not said yet; returns what was said."""
+        if time.monotonic() < self._told_at or self.over:
+            return None
+        self._told_at = self.deadline
+        words = f"{words}; waiting for up to {self._seconds:g} s in all ({JOIN_SECONDS})"
+        _say(words)
+        return words
+
+
+def _say(words: str) -> None:
+    print(f"colonnade: {words}", file=sys.stderr, flush=True)
+
+
+def _door(cluster: Cluster, patience: _Patience) -> socket.socket:
+    """Where the others knock; while another program has the port, or the name is not known, it is waited for.
+
+    The first machine's own name need not mean to itself what it means to others: Debian lets it be
+    127.0.1.1, and it may have addresses of both families. So the door is at all of its addresses, as that of
+    TensorFlow's server is going to be; but that of machines which are all loopback is at theirs.
     """
     host, port = parted(cluster.addresses[0])
+    inside = all(is_loopback(parted(address)[0]) for address in cluster.addresses)
     while True:
         try:
-            family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            door = socket.socket(family, kind)
-            try:
-                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                door.bind(place)
-                door.listen(cluster.size)
-            except OSError:
-                door.close()
-                raise
-            return door
+            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            if inside:
+                family, _, _, _, place = places[0]
+                return _listening(family, place, cluster.size)
+            _check_own(places)
+            return _listening_everywhere(port, cluster.size)
+        except socket.gaierror as error:  # a name comes into DNS when it does, as that of a pod
+            rule = f"its name is not known here ({error.strerror})"
+            if not patience.over:
+                patience.note(f"{cluster.addresses[0]}: {rule}")
+                time.sleep(0.2)
+                continue
+            fix = "Give the first machine a name that it knows itself by"
+            raise MissedMeeting(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
         except OSError as error:
             taken = error.errno == TAKEN
-            if taken and time.monotonic() < deadline:
+            if taken and not patience.over:
+                patience.note(f"another program listens at {cluster.addresses[0]}")
                 time.sleep(0.05)
                 continue
             why = "another program listens there" if taken else "it is no address of this machine"
@@ -204,6 +255,49 @@ def _door(cluster: Cluster, deadline: float) -> socket.socket:
             fix = "Give the first machine its own address and a free port"
             wrong = MissedMeeting if taken else InvalidArgument
             raise wrong(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
+
+
+def _check_own(places: Iterable[Any]) -> None:
+    """Raise OSError if none of these addresses is one of this machine."""
+    amiss: OSError | None = None
+    for family, kind, _, _, place in places:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind((place[0], 0, *place[2:]))
+                return
+        except OSError as error:
+            amiss = error
+    if amiss is not None:
+        raise amiss
+
+
+def _listening_everywhere(port: int, size: int) -> socket.socket:
+    """At all addresses of both families; of one, where this machine has no other."""
+    try:
+        return _listening(socket.AF_INET6, ("::", port), size)
+    except OSError as error:
+        if error.errno == TAKEN:
+            raise
+        return _listening(socket.AF_INET, ("0.0.0.0", port), size)
+
+
+def _listening(family: int, place: Any, size: int) -> socket.socket:
+    """A door. TensorFlow's server is to have the same port, while the connections that came in by it stay.
+
+    That takes SO_REUSEADDR. With SO_REUSEPORT, others could open a door of their own beside this one, and be
+    given some of those who knock.
+    """
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if place[0] == "::":
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind(place)
+        door.listen(size)
+    except OSError:
+        door.close()
+        raise
+    return door
 
 
 def _stranger(came: Said, cluster: Cluster, said: Mapping[int, Said]) -> str | None:
@@ -221,8 +315,11 @@ def _stranger(came: Said, cluster: Cluster, said: Mapping[int, Said]) -> str | N
 
 
 def _absent(cluster: Cluster, missing: list[int], seconds: float) -> str:
-    who = ", ".join(f"{cluster.names[rank]} ({cluster.addresses[rank]})" for rank in missing)
-    return f"{who} did not answer within {seconds:g} s"
+    return f"{_who(cluster, missing)} did not answer within {seconds:g} s"
+
+
+def _who(cluster: Cluster, ranks: list[int]) -> str:
+    return ", ".join(f"{cluster.names[rank]} ({cluster.addresses[rank]})" for rank in ranks)
 
 
 def _problem(cluster: Cluster, missing: list[int], words: str) -> Problem:

@@ -79,6 +79,11 @@ class Whereabouts:
             self._progress, self._patience = progress, patience
             self._reached, self._since = None, self._clock()
 
+    def forgive(self, seconds: float) -> None:
+        """Do not count these seconds: for so long nothing could move here, nor be seen to."""
+        with self._lock:
+            self._since += seconds
+
     def end_call(self) -> None:
         """From now on in Python."""
         with self._lock:

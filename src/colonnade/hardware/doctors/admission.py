@@ -1,7 +1,7 @@
 """Whether cards let programs in, and whether TensorFlow has code for them: checks of `colonnade doctor`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pynvml
 
@@ -10,6 +10,8 @@ from colonnade.hardware.doctors.finding import Finding
 from colonnade.hardware.probes.probe import TensorFlow
 
 NO_CARDS = "there is no card to look at"
+# What a build of TensorFlow has for a card: code for its machine, code to be compiled first, or nothing.
+CODE, COMPILED, NOTHING = "code", "compiled", "none"
 
 
 def architecture(cards: Sequence[Card], tensorflow: TensorFlow) -> Finding:
@@ -21,32 +23,45 @@ def architecture(cards: Sequence[Card], tensorflow: TensorFlow) -> Finding:
     if not tensorflow.built_for:
         return Finding(check, "unknown", "TensorFlow does not say what it was built for", why)
     name, built = f"TensorFlow {tensorflow.version}", ", ".join(tensorflow.built_for)
-    states = {_fit(capability, tensorflow.built_for) for capability in known}
+    fit = fit_of(known, tensorflow.built_for)
     cards_are = f"cards of {', '.join(f'{a}.{b}' for a, b in sorted(known))}; {name} is built for {built}"
-    if "none" in states:
+    if fit == NOTHING:
         remedy = "pip install --upgrade 'tensorflow[and-cuda]', or take a build that is made for these cards"
         return Finding(check, "blocks", cards_are, why, remedy)
-    if "compiled" in states:
+    if fit == COMPILED:
         remedy = "A newer TensorFlow may have machine code; else raise CUDA_CACHE_MAXSIZE, so that it is kept"
         later = f"{cards_are}: kernels are compiled when a program starts, for up to half an hour at first"
         return Finding(check, "note", later, why, remedy)
     return Finding(check, "good", cards_are, why)
 
 
+def fit_of(capabilities: Iterable[tuple[int, int]], built_for: Sequence[str]) -> str:
+    """What a build has for cards: the worst of all.
+
+    >>> fit_of([(8, 6), (9, 0)], ["sm_80", "compute_90"]), fit_of([(8, 6), (12, 0)], ["sm_80", "compute_90"])
+    ('code', 'compiled')
+    """
+    states = {_fit(capability, built_for) for capability in capabilities}
+    return next((state for state in (NOTHING, COMPILED) if state in states), CODE)
+
+
 def _fit(capability: tuple[int, int], built_for: Sequence[str]) -> str:
-    """
-    >>> _fit((8, 6), ["sm_80", "compute_90"]), _fit((12, 0), ["sm_80", "compute_90"]), _fit((7, 5), ["sm_80"])
-    ('code', 'compiled', 'none')
-    """
-    for kind, fits in (("sm", _same_major), ("compute", tuple.__le__)):
-        builds = [re.fullmatch(rf"{kind}_(\d+)(\d)[a-z]?", name) for name in built_for]
-        if any(match and fits((int(match[1]), int(match[2])), capability) for match in builds):
-            return "code" if kind == "sm" else "compiled"
-    return "none"
+    """In TensorFlow's settings `sm_80` means machine code; `compute_90` or `9.0` also code to be compiled.
 
-
-def _same_major(built: tuple[int, int], capability: tuple[int, int]) -> bool:
-    return built[0] == capability[0] and built[1] <= capability[1]
+    Machine code runs on later cards of the same major number, code to be compiled on all later cards. What
+    ends in a letter is for these cards alone (`sm_90a`), or for those of one major number (`sm_100f`).
+    """
+    fit = NOTHING
+    for name in built_for:
+        match = re.fullmatch(r"(sm_|compute_|)(\d+)\.?(\d)([af]?)", name)
+        if match is None:
+            continue
+        built = int(match[2]), int(match[3])
+        if built == capability or (match[4] != "a" and built[0] == capability[0] and built < capability):
+            return CODE
+        if match[1] != "sm_" and not match[4] and built < capability:
+            fit = COMPILED
+    return fit
 
 
 def compute_mode(cards: Sequence[Card]) -> Finding:

@@ -17,7 +17,7 @@ import pynvml
 from colonnade.describe.speeds import suggests_peer
 from colonnade.describe.topology import Topology
 from colonnade.hardware import gpu, onednn
-from colonnade.hardware.cards import Card, Machine, sees_driver_pids
+from colonnade.hardware.cards import Card, Machine, Process, is_mps_server, sees_driver_pids
 from colonnade.hardware.doctors.admission import NO_CARDS, architecture, compute_mode
 from colonnade.hardware.doctors.finding import Finding
 from colonnade.hardware.doctors.open_ports import open_ports, reachable
@@ -216,9 +216,9 @@ def leftover(cards: Sequence[Card], me: str, *, known_pids: bool = True) -> Find
                 remedy.append(f"on the host, outside this container: ps {process.pid}")
                 continue
             who = process.user or "a user who is not visible from here"
-            drawing = "" if process.computes else ", which draws"
-            uses.append(f"card {card.index}: {size}process {process.pid} of {who}{drawing}")
-            if process.computes:
+            role = _role(process)
+            uses.append(f"card {card.index}: {size}process {process.pid} of {who}{role and f', {role}'}")
+            if not role:
                 own = process.user == me
                 remedy.append(f"kill {process.pid}" if own else f"ask {who} about {process.pid}")
         known = sum(process.memory or 0 for process in card.processes)
@@ -231,6 +231,13 @@ def leftover(cards: Sequence[Card], me: str, *, known_pids: bool = True) -> Find
     if not uses:
         return Finding(check, "good", "none", why)
     return Finding(check, "blocks" if full else "note", "; ".join(uses), why, "; ".join(remedy))
+
+
+def _role(process: Process) -> str:
+    """What a process is for that is to be left alone; empty for one that computes something of its own."""
+    if not process.computes:
+        return "which draws"
+    return "the server of MPS, through which others compute" if is_mps_server(process.pid) else ""
 
 
 def iommu(cards: Sequence[Card], system: Path) -> Finding:

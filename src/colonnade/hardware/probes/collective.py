@@ -8,10 +8,11 @@ each of `SIZES`, a checksum of what each of 4 devices holds, and the seconds tha
 
 import itertools
 import json
+import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,9 @@ AT_FIRST = 1800.0
 # Of groups and of sums; other users of collectives begin with 1.
 _groups: dict[tuple[str, ...], int] = {}
 _keys = itertools.count(1_000_000)
-# NCCL then prints its version, which is the proof that it was NCCL.
-SETTINGS = {"NCCL_DEBUG": "VERSION"}
+# What NCCL is told to say, and where. At any of the levels that tell more than its version it tells that too.
+LEVEL, FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
+TELL_MORE = ("WARN", "INFO", "TRACE")
 
 
 def numbers(replica: int, size: int) -> Any:
@@ -102,7 +104,7 @@ def summed(tensor: Any, devices: Sequence[str], key: int, token: Any, patience: 
     return tf.ensure_shape(total, tensor.shape)
 
 
-def all_reduce(devices: Sequence[str]) -> Any:
+def all_reduce(devices: Sequence[str], patience: float | None = None) -> Any:
     """A function from a tensor per device, all of one shape, to their sum on every device, for a graph."""
     order = tokens(devices)
 
@@ -110,7 +112,7 @@ def all_reduce(devices: Sequence[str]) -> Any:
         key, totals = next_key(), []
         for device, tensor, token in zip(devices, tensors, order, strict=True):
             with tf.device(device):
-                totals.append(summed(tensor, devices, key, token))
+                totals.append(summed(tensor, devices, key, token, patience))
         return totals
 
     return sums
@@ -132,13 +134,28 @@ def means_of(sums_of: Any, devices: Sequence[str]) -> Any:
 def ask_cards(count: int, seconds: float, cards: Sequence[Card] = ()) -> tuple[Answer, str]:
     """What the program above says of so many cards, and the version of NCCL, empty if it took no part.
 
-    It takes these `cards`, or the first that TensorFlow may use.
+    It takes these `cards`, or the first that TensorFlow may use. What NCCL says else, because the user asked
+    it to, goes to the error output.
     """
     chosen = {gpu.VISIBLE: ",".join(card.uuid for card in cards)} if cards else {}
-    settings = {**SETTINGS, **chosen}
+    settings = {**telling(os.environ), **chosen}
     answer = ask("colonnade.hardware.probes.collective", str(count), seconds=seconds, environment=settings)
+    if settings[LEVEL] != "VERSION":
+        for line in (line for line in answer.printed if "NCCL" in line):
+            print(line, file=sys.stderr)
     versions = (re.search(r"NCCL version ([0-9.]+(?:\+cuda[0-9.]+)?)", line) for line in answer.printed)
     return answer, next((match[1] for match in versions if match), "")
+
+
+def telling(environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings with which NCCL prints its version, the proof that it was NCCL: those of the user if they do.
+
+    >>> telling({"NCCL_DEBUG": "INFO"}), telling({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "nccl.log"})
+    ({'NCCL_DEBUG': 'INFO'}, {'NCCL_DEBUG': 'VERSION'})
+    """
+    level = environment.get(LEVEL, "").upper()
+    # A file it is asked for takes all that it says; but at the lowest level, it prints.
+    return {LEVEL: level if level in TELL_MORE and not environment.get(FILE) else "VERSION"}
 
 
 def main() -> None:
@@ -148,7 +165,7 @@ def main() -> None:
     devices = hardware.setup(devices=count, growth=True) if cards else hardware.setup(virtual=count)
     said = []
     for size in SIZES:
-        sums_of, tensors = all_reduce(devices), []
+        sums_of, tensors = all_reduce(devices, AT_FIRST), []  # whoever asks ends it, if it takes too long
         for i, device in enumerate(devices):
             with tf.device(device):
                 tensors.append(tf.constant(numbers(i, size)))
@@ -156,7 +173,8 @@ def main() -> None:
         sums = [checksum(tensor.numpy()) for tensor in once(*tensors)]
         seconds = seconds_per_round(means_of(sums_of, devices), tensors)
         said.append({"size": size, "sums": sums, "seconds": seconds})
-    print(json.dumps(said))
+    # NCCL may have been cut off in the middle of a line.
+    print("", json.dumps(said), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

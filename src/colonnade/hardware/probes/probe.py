@@ -54,9 +54,8 @@ class TensorFlow:
     log: tuple[str, ...] = ()  # its own words about what is missing
     copies: tuple[Copy, ...] = ()  # between every two of its cards
     unmeasured: str = ""  # why there are none
-    built_for: tuple[
-        str, ...
-    ] = ()  # architectures: sm_80 as machine code, compute_90 to be compiled at the start
+    # Architectures: sm_80 as machine code, compute_90 as that and as code to be compiled for later ones.
+    built_for: tuple[str, ...] = ()
 
 
 def probe(environment: Mapping[str, str] = os.environ) -> TensorFlow:

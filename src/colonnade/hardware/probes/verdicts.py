@@ -2,10 +2,12 @@
 
 A verdict holds for one driver, the same cards, and one version of TensorFlow and of Colonnade; with any other
 of these the self-test has to be run again. It is in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`).
+Where there is none, as for a user without a home, nothing is remembered, and nothing fails for it.
 """
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -20,8 +22,11 @@ FILE = "sums.json"
 
 
 def path() -> Path:
-    """Where verdicts are kept."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where verdicts are kept; an OSError for a user who has no home."""
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:  # as in a container that runs under a number without a name
+        raise FileNotFoundError(str(error)) from None
     return Path(cache) / "colonnade" / FILE
 
 
@@ -30,16 +35,33 @@ def recall(devices: Sequence[str]) -> dict[str, float]:
     return _kept().get(_key(devices), {})
 
 
-def remember(devices: Sequence[str], seconds: Mapping[str, float]) -> Path:
-    """Keep the ways of summing that have passed on these cards; none of them forgets the verdict before."""
+def remember(devices: Sequence[str], seconds: Mapping[str, float]) -> Path | None:
+    """Keep the ways of summing that have passed on these cards; none of them forgets the verdict before.
+
+    Where that cannot be written, a warning says so: what was measured is no worse for it.
+    """
     kept = {**_kept(), _key(devices): dict(seconds)}
-    place = path()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # Others may read it at any time: it is there as a whole, or as it was.
-    with NamedTemporaryFile("w", dir=place.parent, delete=False, suffix=".json") as file:
-        json.dump(kept, file, indent=1)
-    os.replace(file.name, place)
+    try:
+        place = path()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write(place, json.dumps(kept, indent=1))
+    except OSError as error:
+        fix = "Set XDG_CACHE_HOME to a folder of yours, and run the self-test again"
+        warnings.warn(f'not remembered: {error}. reduce="auto" does without. {fix}', stacklevel=2)
+        return None
     return place
+
+
+def _write(place: Path, text: str) -> None:
+    """Others may read it at any time: it is there as a whole, or as it was."""
+    with NamedTemporaryFile("w", dir=place.parent, delete=False, suffix=".json") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, place)
+        except OSError:
+            os.unlink(file.name)
+            raise
 
 
 def _key(devices: Sequence[str]) -> str:

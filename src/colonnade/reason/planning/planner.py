@@ -1,46 +1,56 @@
 """Chooses a plan: lists layouts, drops what does not fit, simulates the rest, and says why.
 
 Where there are few layouts all are simulated. Where there are many, all are estimated in closed form, and
-the best of each kind and of all are simulated: a beam.
+the best kinds of them are simulated: a beam. Layouts of one kind differ by their micro-batches alone.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from colonnade.describe.plan import SYNCS, Candidate, Plan, Prediction
+from colonnade.describe import fields as fields_of
+from colonnade.describe.plan import RULES, SHARDABLE, SYNCS, Candidate, Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.reason.planning.advice import EQUAL, advice, too_large, why_slower
+from colonnade.reason.planning.arrangement import arranged, known_topology, known_workload, only_kind
 from colonnade.reason.planning.layouts import axes, counts, dealt, variants
+from colonnade.reason.planning.long_pipelines import predicted as predicted_of
 from colonnade.reason.planning.step_estimate import estimated
+from colonnade.reason.simulator import layer_time
 from colonnade.reason.simulator.memory_need import Need, needs
 from colonnade.reason.simulator.runtime import ENGINE, Runtime
 from colonnade.reason.simulator.simulate import simulate
 
 # With so many layouts or fewer, all of them are simulated.
 EXHAUSTIVE = 160
-# How many are simulated otherwise, beside the best of each kind of layout.
+# How many kinds of layout are simulated otherwise, of those that can be run and of the others, and the best
+# with each set of axes.
 BEAM = 24
-# How many of those that were not taken a plan keeps.
+# Of a kind, some numbers of micro-batches: the fewest that are estimated to be as good, and so many
+# more that are estimated to be near.
+ALIKE, NEAR, NUMBERS = 1.01, 1.15, 2
+# A kind that is estimated to take so many times as long as the best one is not simulated.
+HOPELESS = 8.0
 # A plan for more devices has no timeline, which nobody could look at.
 DRAWN = 64
+# How many of those that were not taken a plan keeps.
 KEPT = 40
 KEEPABLE = tuple(
     f.name
     for f in fields(Plan)
-    if f.name not in ("predicted", "advice", "candidates", "batch", "devices", "layers")
+    if f.name not in ("predicted", "advice", "candidates", "batch", "devices", "layers", "timeline")
 )
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A layout that was looked at, and what it needs."""
+    """A layout that was looked at, and what its fullest device needs and has."""
 
     plan: Plan
     need: Need
-    room: int | None  # bytes of the smallest device, where it is known
+    room: int | None  # bytes, where they are known
 
     @property
     def fits(self) -> bool:
@@ -74,21 +84,25 @@ def choose(
     >>> choose(cards, net).layout
     '4 replicas, mirrored'
     """
-    settled = dict(keep or {})
+    settled = {name: tuple(v) if isinstance(v, list) else v for name, v in (keep or {}).items()}
     check("plan()", _problems(topology, workload, devices, settled))
-    looked = list(_looked(topology, workload, devices or len(topology), settled))
+    topology, workload = known_topology(topology), known_workload(workload)
+    most = devices or len(topology)
+    looked = [_looked(topology, workload, plan) for plan in _listed(topology, workload, most, settled)]
+    if not looked:
+        raise InvalidArgument("plan()", list(_clashes(topology, workload, most, settled)))
     fitting = [one for one in looked if one.fits]
     if not fitting:
         raise InvalidArgument("plan()", [_nothing_fits(looked)])
     chosen = _shortlist(topology, workload, fitting, runtime, beam)
     alone = _alone(topology, workload, runtime)
-    ranked = [(one.plan, _predicted(topology, workload, one.plan, runtime, alone)) for one in chosen]
+    ranked = [(one.plan, predicted_of(topology, workload, one.plan, runtime, alone)) for one in chosen]
     ranked.sort(key=lambda pair: (pair[1].step, pair[0].num_devices))
     runnable = [pair for pair in ranked if not pair[0].not_runnable] or ranked
     least = runnable[0][1].step
     best, predicted = min(
         (pair for pair in runnable if pair[1].step <= least * (1 + EQUAL)),
-        key=lambda pair: (pair[0].num_devices, _intricate(pair[0]), pair[1].step),
+        key=lambda pair: (*_intricate(pair[0]), pair[1].step),
     )
     # Of layouts that differ by their micro-batches alone, the best one is told of.
     kinds = {_kind(plan): (plan, prediction) for plan, prediction in reversed(ranked)}
@@ -103,9 +117,10 @@ def choose(
     fitted = {_kind(one.plan) for one in fitting}
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
-    words = advice(best, predicted, single, next_best)
+    words = advice(best, predicted, single, next_best) + _beside(topology, workload, best)
     few = best.num_devices <= DRAWN
-    timeline = simulate(topology, workload, best, runtime).timeline if few else None
+    whole = simulate(topology, workload, best, runtime, events=few)
+    predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
     return best.with_(predicted=predicted, advice=words, candidates=tuple(listed), timeline=timeline)
 
 
@@ -124,50 +139,88 @@ def _problems(topology: Any, workload: Any, devices: Any, keep: Mapping[str, Any
             )
         elif name == "sync" and value not in (*SYNCS, "any"):
             yield Problem("keep", value, "is no way of training", f"One of: {', '.join(SYNCS)}, any")
+        elif name == "sharded" and not set(_tuple(value)) <= set(SHARDABLE):
+            rule = f"must be some of {', '.join(SHARDABLE)}"
+            yield Problem("keep", f"sharded={fields_of.shown(value)}", rule, "Leave it out")
+        elif name != "sync" and name in RULES and not RULES[name].holds(value):
+            broken = RULES[name]
+            yield Problem("keep", f"{name}={fields_of.shown(value)}", broken.words, broken.fix)
 
 
-def _looked(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Looked]:
-    """Every layout, with what it needs on a device."""
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _listed(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Plan]:
+    """Every layout that there is with what is kept."""
     for count in counts(most):
         for data, stage, width in axes(count, workload):
-            for plan in variants(topology, workload, data, stage, width, keep):
-                rooms = {topology.devices[d].memory for d in plan.devices}
-                room = None if None in rooms else min(r for r in rooms if r is not None)
-                complete = dealt(topology, workload, plan)
-                if complete is None:
-                    yield Looked(plan, max(needs(workload, plan), key=lambda need: need.total), room)
-                    continue
-                yield Looked(complete, max(needs(workload, complete), key=lambda need: need.total), room)
+            yield from variants(topology, workload, data, stage, width, keep)
+
+
+def _looked(topology: Topology, workload: Workload, plan: Plan) -> Looked:
+    """A layout with its layers dealt out, and what it needs on the device that it fills most."""
+    complete = dealt(topology, workload, plan) or plan
+    largest = None
+    if plan.shares == "measured":
+        devices = [topology.devices[plan.device(d)] for d in range(plan.data)]
+        largest = max(layer_time.slices(workload, devices, float(plan.batch)))
+    rooms: list[int | None] = []
+    only = only_kind(topology)
+    for stage in range(plan.stage):
+        if only is not None:
+            rooms.append(only.memory)
+            continue
+        places = ((d, w) for d in range(plan.data) for w in range(plan.width))
+        memory = {topology.devices[plan.device(d, stage, w)].memory for d, w in places}
+        rooms.append(None if None in memory else min(m for m in memory if m is not None))
+    pairs = list(zip(needs(workload, complete, largest), rooms, strict=True))
+    need, room = max(pairs, key=lambda pair: pair[0].total / (pair[1] or 2**62))
+    return Looked(complete, need, room)
 
 
 def _shortlist(
     topology: Topology, workload: Workload, fitting: list[Looked], runtime: Runtime, beam: int | None
 ) -> list[Looked]:
-    """What is simulated: all, or the best by the estimate, and the best with each set of axes."""
+    """What is simulated: all, or the best kinds by the estimate, and the best with each set of axes.
+
+    Those that can be run have a beam of their own, so that others, however fast, do not crowd them out.
+    """
     if beam is None and len(fitting) <= EXHAUSTIVE:
         return fitting
-    rated = sorted(fitting, key=lambda one: estimated(topology, workload, one.plan, runtime))
-    chosen = rated[: beam or BEAM]
-    kinds = {
-        (one.plan.data > 1, one.plan.stage > 1, one.plan.width > 1, one.plan.num_devices) for one in chosen
-    }
-    for one in rated:
-        kind = (one.plan.data > 1, one.plan.stage > 1, one.plan.width > 1, one.plan.num_devices)
-        if kind not in kinds:
-            kinds.add(kind)
-            chosen.append(one)
+    rated = [(estimated(topology, workload, one.plan, runtime), one) for one in fitting]
+    rated.sort(key=lambda pair: pair[0])
+    kinds: dict[Any, list[tuple[float, Looked]]] = {}
+    for pair in rated:
+        kinds.setdefault(_kind(pair[1].plan), []).append(pair)
+    chosen: list[Looked] = []
+    axes_seen = set()
+    room = dict.fromkeys((True, False), beam or BEAM)
+    for numbers in kinds.values():
+        least, first = numbers[0]
+        runnable = not first.plan.not_runnable
+        axes = runnable, _axes(first.plan)
+        if room[runnable] <= 0 and (axes in axes_seen or least > HOPELESS * rated[0][0]):
+            continue
+        room[runnable] -= 1
+        axes_seen.add(axes)
+        alike = [one for took, one in numbers if took <= ALIKE * least]
+        fewest = min(alike, key=lambda one: one.plan.micro_batches)
+        near = [one for took, one in numbers if took <= NEAR * least and one is not fewest]
+        chosen += [fewest, *near[:NUMBERS]]
     return chosen
 
 
+def _axes(plan: Plan) -> Any:
+    return plan.data > 1, plan.stage > 1, plan.width > 1, plan.num_devices
+
+
 def _alone(topology: Topology, workload: Workload, runtime: Runtime) -> float:
-    """Seconds of the same batch on one device, whether it fits there or not."""
-    return simulate(topology, workload, Plan(batch=workload.batch), runtime, events=False).step
-
-
-def _predicted(
-    topology: Topology, workload: Workload, plan: Plan, runtime: Runtime, alone: float
-) -> Prediction:
-    return simulate(topology, workload, plan, runtime, events=False).prediction(plan, alone)
+    """Seconds of the same batch on one device, the fastest, whether it fits there or not."""
+    devices = arranged(topology, workload, 1, 1, 1)
+    return simulate(
+        topology, workload, Plan(batch=workload.batch, devices=devices), runtime, events=False
+    ).step
 
 
 def _unfitting(one: Looked) -> str:
@@ -176,19 +229,49 @@ def _unfitting(one: Looked) -> str:
     return "does not fit: no cut between layers gives every stage what it needs"
 
 
-def _intricate(plan: Plan) -> int:
-    """Of layouts that are as good the plain one is better: no stages, a copy on every device."""
-    return (plan.stage > 1) + (plan.variables == "partitioned") + (plan.sync != "synchronous")
+def _intricate(plan: Plan) -> tuple[int, int, int]:
+    """Of layouts that are as good the plain one is better: few devices, no stages, a copy on every device,
+    few micro-batches."""
+    parts = (plan.stage > 1) + (plan.variables == "partitioned") + (plan.sync != "synchronous")
+    return plan.num_devices, parts, plan.micro_batches
 
 
 def _kind(plan: Plan) -> Any:
     """Equal for layouts that differ by their micro-batches alone."""
-    return plan.data, plan.stage, plan.width, plan.variables, plan.sync, plan.recompute
+    return plan.data, plan.stage, plan.width, plan.variables, plan.sync, plan.recompute, plan.shares
+
+
+def _beside(topology: Topology, workload: Workload, best: Plan) -> str:
+    """What the advice has to say of what it is built on."""
+    words = layer_time.converted(workload, [topology.devices[d] for d in best.devices])
+    limited = any(topology.devices[d].memory is not None for d in best.devices)
+    unknown = "Whether it fits is not known: the workload does not say what its layers keep"
+    parts = [words, unknown if limited and not workload.fits_known else ""]
+    return "".join(f" {part}." for part in parts if part)
+
+
+def _clashes(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Problem]:
+    """Which kept parts leave no layout: those without which there would be one, or else all."""
+
+    def possible(names: Mapping[str, Any]) -> bool:
+        return any(True for _ in _listed(topology, workload, most, names))
+
+    alone = [name for name in keep if not possible({name: keep[name]})]
+    without = [name for name in keep if possible({n: v for n, v in keep.items() if n != name})]
+
+    def shown(name: str) -> str:
+        return f"{name}={fields_of.shown(keep[name])}"
+
+    counted = f"{most} devices, {len(workload.layers)} layers and a batch of {workload.batch}"
+    for name in alone:
+        yield Problem("keep", shown(name), f"leaves no layout for {counted}", "Leave it out")
+    if not alone:
+        parts = ", ".join(map(shown, without or keep))
+        rule = f"leaves no layout for {counted}: these do not go together"
+        yield Problem("keep", parts, rule, "Leave one of them out")
 
 
 def _nothing_fits(looked: list[Looked]) -> Problem:
-    if not looked:
-        return Problem("keep", "these", "leaves no layout to look at", "Keep less")
     closest = min(looked, key=lambda one: one.need.total)
     why = too_large(closest.need, closest.room or 0)
     rule = f"no layout fits; the smallest is {closest.plan.layout}, and it {why}"

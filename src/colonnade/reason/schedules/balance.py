@@ -3,10 +3,15 @@
 A stage takes as many layers as a limit of time and its memory allow, then the next one goes on; the
 smallest limit under which all layers find a place is looked for among the sums that stages can have. It is
 exact, as the search in `reason.schedules.layer_split` is, which tries all cuts.
+
+Where stages are on devices of different speed or size, taking as much as possible is not always best. Then
+the best cut of the first layers over the first stages is found for every number of both, one by one.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
+
+import numpy as np
 
 
 def balanced(
@@ -29,6 +34,8 @@ def balanced(
     (0, 0, 1, 2)
     """
     time, held, active = ([0.0, *accumulate(each)] for each in (seconds, kept, activations))
+    if _filled(time, held, active, alive, limit, time[-1]) is None:
+        return None  # however long a stage may take
     sums = sorted({time[j] - time[i] for i in range(len(time)) for j in range(i + 1, len(time))})
     low, high = 0, len(sums) - 1
     best: tuple[int, ...] | None = None
@@ -66,3 +73,43 @@ def _filled(
         stages += [k] * (end - at)
         at = end
     return tuple(stages) if at == count else None
+
+
+def balanced_unequal(
+    seconds: Sequence[Sequence[float]],
+    kept: Sequence[float],
+    activations: Sequence[float],
+    alive: Sequence[float],
+    limits: Sequence[float | None],
+) -> tuple[int, ...] | None:
+    """The same where devices differ: seconds of each layer for each stage, and the bytes of its device.
+
+    >>> balanced_unequal([[2.0] * 4, [1.0] * 4], [0] * 4, [0] * 4, [1, 1], [None, None])
+    (0, 1, 1, 1)
+    """
+    count, num_stages = len(kept), len(seconds)
+    held, active = (np.array([0.0, *accumulate(each)]) for each in (kept, activations))
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    cuts = np.zeros((num_stages, count + 1), int)
+    upward = (
+        np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
+    )  # from layer i up to before layer j
+    for k, (own, number, limit) in enumerate(zip(seconds, alive, limits, strict=True)):
+        time = np.array([0.0, *accumulate(own)])
+        took = np.where(upward, time[None, :] - time[:, None], np.inf)
+        if limit is not None:
+            needs = held[None, :] - held[:, None] + number * (active[None, :] - active[:, None])
+            took = np.where(needs > limit, np.inf, took)
+        slowest = np.maximum(best[:, None], took)
+        cuts[k] = slowest.argmin(axis=0)
+        best = slowest.min(axis=0)
+    if not np.isfinite(best[count]):
+        return None
+    stages: list[int] = []
+    end = count
+    for k in reversed(range(num_stages)):
+        begin = int(cuts[k][end])
+        stages = [k] * (end - begin) + stages
+        end = begin
+    return tuple(stages)

@@ -11,6 +11,8 @@ from colonnade.reason.simulator.simulate import simulate
 
 # A step's length hardly bends with the pace, so few rounds are enough for six digits.
 ROUNDS = 40
+# Of a pace: next to nothing. What a step takes then does not depend on it.
+LEAST = 1e-9
 
 
 def calibrated(
@@ -30,6 +32,13 @@ def calibrated(
     def step(pace: float) -> float:
         return simulate(topology, replace(workload, pace=pace), plan, runtime).step
 
+    fixed = step(LEAST)
+    if seconds <= fixed:
+        rule = (
+            f"is no more than what does not depend on the pace, {fixed:.3g} s: overhead, update and reduction"
+        )
+        fix = "Measure the step again, or correct these and the links"
+        raise InvalidArgument("calibrated()", [Problem("seconds", seconds, rule, fix)])
     pace = 1.0
     for _ in range(ROUNDS):
         took = step(pace)
@@ -39,4 +48,7 @@ def calibrated(
         if slope <= 0:
             break
         pace = max(pace + (seconds - took) / slope, pace / 16)
+    if abs(step(pace) - seconds) > 1e-3 * seconds:
+        rule = f"is reached at no pace; the nearest is {step(pace):.3g} s"
+        raise InvalidArgument("calibrated()", [Problem("seconds", seconds, rule, "Measure the step again")])
     return replace(workload, pace=pace)

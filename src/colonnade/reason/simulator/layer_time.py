@@ -2,9 +2,16 @@
 
 Without timings a layer takes the time of its matrix products, at the rate that large ones reach, and that
 of moving what it keeps: every byte of the activations is written once and read once.
+
+Timings are of one device. On another one they are scaled by what large matrix products reach on both, where
+that is known; where it is not, as of a processor, FLOPs and bytes count; where these are not known either,
+nothing can be told.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from colonnade.describe import speeds
 from colonnade.describe.layer_cost import LayerCost
@@ -14,6 +21,12 @@ from colonnade.errors import InvalidArgument, Problem
 
 # The backward pass has two matrix products for each of the forward pass.
 BACKWARD = 2.0
+HALVES = ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+# TensorFlow lets cards that can round the factors of a product in 32 bits to 19 (TF32). Of programs that
+# switched this off, as PyTorch does by default:
+STRICT = "float32 without TF32"
+# Names of TensorFlow: devices that share a processor are alike, of a card it does not say which it is.
+_PROCESSOR, _CARD = re.compile(r"CPU:[0-9]+"), re.compile(r"(?!CPU)[A-Z]+:[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -24,20 +37,27 @@ class Seconds:
     backward: float
 
 
+@lru_cache(maxsize=4096)
 def rate(device: Device, dtype: str) -> float | None:
     """FLOP/s of a large matrix product on a device: measured, or the usual part of the peak; None if not
     known.
 
     >>> from colonnade.describe.link import Device
-    >>> rate(Device("NVIDIA A100-SXM4-80GB"), "float16") / 1e12
-    250.536
+    >>> card = Device("NVIDIA A100-SXM4-80GB", achieved=130e12)
+    >>> rate(card, "float16") / 1e12, rate(card, "float32") / 1e12, rate(card, STRICT) / 1e12
+    (250.536, 130.0, 15.6585)
     """
-    if device.achieved is not None:
+    part = speeds.figure("card", "achieved")
+    if dtype in HALVES:
+        peak = speeds.of_card(device.name, "fp16")
+        if device.achieved_half is not None or peak is not None:
+            return device.achieved_half or part * (peak or 0.0)
+    # What was measured in float32 has TF32 in it where the card can do that.
+    rounded = None if dtype == STRICT else speeds.of_card(device.name, "tf32")
+    if device.achieved is not None and (dtype != STRICT or speeds.of_card(device.name, "tf32") is None):
         return device.achieved
-    peak = device.flops or speeds.flops(device.name)
-    if dtype in ("float16", "bfloat16", "mixed_float16", "mixed_bfloat16"):
-        peak = speeds.of_card(device.name, "fp16") or peak
-    return None if peak is None else peak * speeds.figure("card", "achieved")
+    peak = device.flops or rounded or speeds.flops(device.name)
+    return None if peak is None else peak * part
 
 
 def timed(layer: LayerCost, rows: float) -> Seconds:
@@ -88,10 +108,13 @@ def seconds(
     workload: Workload, layer: LayerCost, device: Device, rows: float, width: int = 1, sequence: bool = False
 ) -> Seconds:
     """Of one layer for so many examples on one of `width` devices that it is split over."""
-    if layer.timings:
+    times = against(workload, device) if layer.timings else None
+    if times is not None:
         whole = timed(layer, rows)
-        share = _speed_against(workload, device) / (width if layer.exchanged else 1)
+        share = workload.pace * times / (width if layer.exchanged else 1)
         return Seconds(whole.forward * share, whole.backward * share)
+    if layer.timings and not workload.flops:
+        raise _unknown(workload, device)
     split = width if layer.exchanged else 1
     ahead = layer.flops * rows / split / _rate(device, workload) if layer.flops else 0.0
     kept = layer.activations if sequence else layer.activations - layer.unsplit
@@ -101,6 +124,42 @@ def seconds(
     return Seconds(workload.pace * ahead, workload.pace * BACKWARD * ahead)
 
 
+def update_seconds(workload: Workload, device: Device) -> float:
+    """Of the update of all parameters, which reads and writes them and the slots, and reads the gradients."""
+    moved = 2 * workload.parameters + workload.gradient_bytes + 2 * workload.slots
+    return _by_memory(workload, device, workload.update, moved)
+
+
+def addition_seconds(workload: Workload, device: Device) -> float:
+    """Of adding one device's gradients to those of another: two are read, one is written."""
+    return _by_memory(workload, device, workload.addition, 3 * workload.gradient_bytes)
+
+
+def total(workload: Workload, device: Device, rows: float) -> float:
+    """Seconds of all layers for so many examples, there and back."""
+    counted: dict[LayerCost, int] = {}
+    for layer in workload.layers:
+        counted[layer] = counted.get(layer, 0) + 1
+    took = [(seconds(workload, layer, device, rows), count) for layer, count in counted.items()]
+    return sum(count * (one.forward + one.backward) for one, count in took)
+
+
+def slices(
+    workload: Workload, devices: Sequence[Device], rows: float, slow: Sequence[float] | None = None
+) -> list[float]:
+    """How `rows` examples are divided where each device gets them by how fast it is with an equal slice.
+
+    `slow` tells how many times as long each one takes, beside what its figures say.
+    """
+    paces = slow or [1.0] * len(devices)
+    known: dict[Device, float] = {}
+    for device in devices:
+        if device not in known:
+            known[device] = total(workload, device, rows / len(devices))
+    rates = [1 / (known[d] * pace) if known[d] else 1.0 for d, pace in zip(devices, paces, strict=True)]
+    return [rows * one / sum(rates) for one in rates]
+
+
 def cheap_seconds(workload: Workload, layer: LayerCost, device: Device, rows: float, width: int = 1) -> float:
     """To recompute what costs little, in the backward pass."""
     if not layer.flops:
@@ -108,20 +167,64 @@ def cheap_seconds(workload: Workload, layer: LayerCost, device: Device, rows: fl
     return seconds(workload, layer, device, rows, width).forward * layer.cheap_flops / layer.flops
 
 
+def against(workload: Workload, device: Device) -> float | None:
+    """How many times as long a device takes as the one that was timed; None where that is not known."""
+    return _against(workload.device, device, workload.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _against(there: str, device: Device, dtype: str) -> float | None:
+    alike = not there or there == device.name or _CARD.fullmatch(there) is not None
+    if alike or (_PROCESSOR.fullmatch(there) and (device.cores or _PROCESSOR.fullmatch(device.name))):
+        return 1.0
+    timed_there, here = rate(Device(there), dtype), rate(device, dtype)
+    return timed_there / here if timed_there and here else None
+
+
+def converted(workload: Workload, devices: Sequence[Device]) -> str:
+    """In words, what became of timings that were taken on another device; empty where they are its own."""
+    if not any(layer.timings for layer in workload.layers):
+        return ""
+    others = {device.name: device for device in devices if against(workload, device) != 1.0}
+    if not others:
+        return ""
+    names = ", ".join(others)
+    if all(against(workload, device) is not None for device in others.values()):
+        return f"It was timed on {workload.device}; on {names} times are scaled by what products reach"
+    return (
+        f"It was timed on {workload.device}, which tells nothing of {names}: its times follow from FLOPs and "
+        "published rates, which small layers do not reach"
+    )
+
+
+def _by_memory(workload: Workload, device: Device, took: float, moved: int) -> float:
+    """What a pass over so many bytes takes, which took so long on the device that was timed."""
+    times = against(workload, device)
+    if times == 1.0 or not took:
+        return took
+    here, there = (speeds.of_card(name, "memory") for name in (device.name, workload.device))
+    if here:
+        return took * there / here if there else moved / here
+    if times is None:
+        raise _unknown(workload, device)
+    return took * times
+
+
 def _rate(device: Device, workload: Workload) -> float:
     known = rate(device, workload.dtype)
     if known is None:
-        rule = "was not timed, and the FLOP/s of this device are not known"
-        fix = "Measure with cn.workload() or colonnade devices --measure, or set Device.flops"
-        raise InvalidArgument(
-            "simulate()", [Problem("workload", workload.name, f"{rule} ({device.name})", fix)]
-        )
+        raise _unknown(workload, device)
     return known
 
 
-def _speed_against(workload: Workload, device: Device) -> float:
-    """How many times as long a device takes as the one that was timed, as far as it is known."""
-    if not workload.device or workload.device == device.name:
-        return workload.pace
-    there, here = rate(Device(workload.device), workload.dtype), rate(device, workload.dtype)
-    return workload.pace * (there / here if there and here else 1.0)
+def _unknown(workload: Workload, device: Device) -> InvalidArgument:
+    if not any(layer.timings for layer in workload.layers):
+        rule = "was not timed, and the FLOP/s of this device are not known"
+        fix = "Measure with cn.workload() or colonnade devices --measure, or set Device.flops"
+    elif not workload.flops:
+        rule = f"was timed on {workload.device}, has no FLOPs, and says nothing of another device"
+        fix = "Measure it there with cn.workload(), or give the layers their FLOPs"
+    else:
+        rule = f"was timed on {workload.device}, and how much faster or slower this device is, is not known"
+        fix = "Measure it there with cn.workload(), or set Device.flops"
+    return InvalidArgument("simulate()", [Problem("workload", workload.name, f"{rule} ({device.name})", fix)])

@@ -13,11 +13,13 @@ from colonnade.describe.layer_cost import LayerCost
 from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
+from colonnade.reason.simulator import layer_time
 from colonnade.reason.simulator.runtime import Runtime
 from colonnade.reason.simulator.stages import Ran
 from colonnade.reason.transfers import cost
 from colonnade.reason.transfers.along import Hop, reduced
 from colonnade.reason.transfers.reduction import reduction
+from colonnade.reason.transfers.sharded import LayerGroup, exposed, gathers
 
 # More messages than this are joined: they would not change the result by much, and take long to simulate.
 MOST_MESSAGES = 128
@@ -103,6 +105,7 @@ def reduce_replicas(
     worst = np.zeros(len(paces))
     waited = np.zeros(len(paces))
     moved, busiest, hops = 0, 0, []
+    ends = {key: _last_backward(ran, plan.stage) for key, ran in {id(r): r for r in replicas}.items()}
     for stage in range(plan.stage):
         layers = [layer for k, part in enumerate(parts) if k % plan.stage == stage for layer in part]
         made = messages(
@@ -113,13 +116,12 @@ def reduce_replicas(
             runtime.bucket,
             _wire(workload, runtime, local),
         )
-        spans = {id(ran): _last_backward(ran, stage) for ran in {id(r): r for r in replicas}.values()}
-        begins, closes = np.array([spans[id(ran)] for ran in replicas]).T
+        begins, closes, first = np.array([ends[id(ran)][stage] for ran in replicas]).T
         stretch = (paces - 1.0) * closes  # a slow step is late by as much as it is slow
         last = (closes + stretch).max(axis=1)
         waited = np.maximum(waited, last - finished)
         took, bytes_moved, most, hops_here = _one(
-            topology, workload, plan, runtime, made, begins, closes, stage, sharing
+            topology, workload, plan, runtime, made, begins, closes, stage, sharing, float(first.max())
         )
         took += cost.gather_rows(_group_of(topology, plan, stage, sharing), made.rows) if made.rows else 0.0
         bytes_moved += round(plan.data * (plan.data - 1) * made.rows)
@@ -127,10 +129,10 @@ def reduce_replicas(
         moved += bytes_moved * plan.width
         busiest = max(busiest, most)
         hops += hops_here
-    exposed = float(np.maximum(worst, 0.0).mean())
+    added = float(np.maximum(worst, 0.0).mean())
     if local:
-        exposed = _joined(plan, runtime, exposed, finished)
-    return Reduction(exposed, float(np.maximum(waited, 0.0).mean()), moved, busiest, hops)
+        added = _joined(plan, runtime, added, finished)
+    return Reduction(added, float(np.maximum(waited, 0.0).mean()), moved, busiest, hops)
 
 
 def _group_of(topology: Topology, plan: Plan, stage: int, sharing: int) -> cost.Group:
@@ -144,13 +146,15 @@ def _wire(workload: Workload, runtime: Runtime, local: bool) -> float:
     return runtime.wire * workload.parameters / workload.gradient_bytes
 
 
-def _last_backward(ran: Sequence[Ran], stage: int) -> tuple[float, float]:
-    """When the last backward pass of a stage begins and ends."""
-    start, end = 0.0, 0.0
+def _last_backward(ran: Sequence[Ran], num_stages: int) -> list[tuple[float, float, float]]:
+    """When the last backward pass of each stage begins and ends, and the seconds of a forward pass."""
+    found = [(0.0, 0.0, 0.0)] * num_stages
     for device, begin, close, task in ran:
-        if device == stage and close >= end and task.backward:
-            start, end = begin, close
-    return start, end
+        if not task.backward:
+            found[device] = (*found[device][:2], close - begin)
+        elif close >= found[device][1]:
+            found[device] = begin, close, found[device][2]
+    return found
 
 
 def _one(
@@ -163,6 +167,7 @@ def _one(
     closes: np.ndarray,
     stage: int,
     sharing: int,
+    forward: float,
 ) -> tuple[float, int, int, list[Hop]]:
     """Seconds beyond the backward pass, bytes in all, bytes over the busiest link, and the hops."""
     members = [plan.device(d, stage) for d in range(plan.data)]
@@ -170,23 +175,23 @@ def _one(
     overlapped = runtime.overlap and plan.micro_batches == 1 and not local
     part = made.ready if overlapped else np.ones_like(made.ready)
     size = float(made.sizes.sum())
+    if (plan.sharded or plan.variables == "partitioned") and plan.reduce != "host":
+        work = forward, float((closes - begins).max())
+        return _divided(workload, plan, made, cost.group_of(topology, members, sharing), runtime, work)
     shared_memory = topology.links[members[0]][members[1]].kind == "MEM"
-    if plan.reduce == "order" and plan.variables != "partitioned" and not plan.sharded:
+    if plan.reduce == "order":
         chosen = _topology_of(topology, members)
         rounds = [tuple((d, 0) for d in range(1, plan.data))] if shared_memory else list(reduction(chosen))
         ready = begins[:, None] + part[None, :] * (closes - begins)[:, None]
-        addition = workload.addition * size / max(1, workload.gradient_bytes)
+        kinds = dict.fromkeys(topology.devices[d] for d in members)
+        adding = max(layer_time.addition_seconds(workload, device) for device in kinds)
+        addition = adding * size / max(1, workload.gradient_bytes)
         ended, hops = reduced(chosen, rounds, ready, made.sizes, back=not shared_memory, addition=addition)
         named = [Hop(members[h.source], members[h.target], h.start, h.end, h.bytes) for h in hops]
         total = sum(hop.bytes for hop in hops) if not shared_memory else 0
         done = ended[0] if shared_memory else ended.max()
         return float(max(0.0, done - closes.max())), total, 0 if shared_memory else round(size), named
     group = cost.group_of(topology, members, sharing) if plan.reduce != "host" else None
-    how = (
-        "scatter"
-        if plan.sharded or plan.variables == "partitioned" or plan.reduce == "order"
-        else plan.reduce
-    )
     now = -np.inf
     for message, share in zip(made.sizes, part, strict=True):
         ready_at = float((begins + share * (closes - begins)).max())
@@ -194,10 +199,39 @@ def _one(
             now = max(now, ready_at) + cost.through_host(topology, members, float(message))
         else:
             now = max(now, ready_at) + cost.all_reduce(
-                group, float(message), "best" if how == "ring" else how
+                group, float(message), "best" if plan.reduce == "ring" else plan.reduce
             )
     each = round(2 * (plan.data - 1) / plan.data * size)
     return max(0.0, now - float(closes.max())), each * plan.data, each, []
+
+
+def _divided(
+    workload: Workload,
+    plan: Plan,
+    made: Messages,
+    group: cost.Group,
+    runtime: Runtime,
+    work: tuple[float, float],
+) -> tuple[float, int, int, list[Hop]]:
+    """The same where replicas divide what they keep: gradients are scattered, parameters gathered."""
+    sharded = plan.sharded or ("slots", "parameters")
+    held = workload.parameters / workload.gradient_bytes if workload.gradient_bytes else 0.0
+    parts = np.diff(made.ready, prepend=0.0)
+    pieces = [
+        LayerGroup(
+            share * work[0],
+            share * work[1],
+            cost.all_gather(group, float(message) * held),
+            cost.reduce_scatter(group, float(message)),
+        )
+        for message, share in zip(made.sizes[::-1], parts[::-1], strict=True)
+    ]
+    times = plan.micro_batches
+    took = exposed(pieces, sharded, overlap=runtime.overlap, times=times)
+    ahead, back, after = gathers(sharded)
+    sent = (times * (ahead + back) + after) * held + (times if "gradients" in sharded else 1)
+    each = round((plan.data - 1) / plan.data * float(made.sizes.sum()) * sent)
+    return took, each * plan.data, each, []
 
 
 def _topology_of(topology: Topology, members: Sequence[int]) -> Topology:

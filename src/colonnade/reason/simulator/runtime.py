@@ -37,3 +37,20 @@ DDP = Runtime("PyTorch DDP", bucket=25 * MIB, jitter=JITTER, update=False)
 GRAPH = Runtime("TensorFlow 1, in one graph", bucket=0, jitter=JITTER, update=False)
 MEGATRON = Runtime("Megatron-LM", overlap=False, bucket=0, jitter=JITTER, update=False)
 GPIPE = Runtime("GPipe", overlap=False, bucket=0, early=True, update=False)
+# Fuses what is ready into messages of 64 MiB by default, while the backward pass goes on (Horovod's
+# docs/tensor-fusion.rst; 128 MiB from version 0.21 on). How often it looks for what is ready is left out.
+HOROVOD = Runtime("Horovod", bucket=64 * MIB, jitter=JITTER, update=False)
+# Each layer that is wrapped is gathered and scattered by itself, beside the work of its neighbours (PyTorch's
+# notes on FSDP); a plan says what is divided.
+FSDP = Runtime("PyTorch FSDP", bucket=0, jitter=JITTER, update=False)
+
+# By the names that tables use.
+SYSTEMS = {
+    "colonnade": ENGINE,
+    "ddp": DDP,
+    "fsdp": FSDP,
+    "horovod": HOROVOD,
+    "megatron": MEGATRON,
+    "gpipe": GPIPE,
+    "graph": GRAPH,
+}

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from colonnade.describe.layer_cost import LayerCost
+from colonnade.describe.link import Device
 from colonnade.describe.plan import Plan, even_stages, spans
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.describe.topology import Topology
@@ -25,7 +26,7 @@ from colonnade.describe.workload import Workload
 from colonnade.errors import Problem, check
 from colonnade.reason.schedules.schedule import SCHEDULES, interleaved
 from colonnade.reason.simulator import layer_time, modes
-from colonnade.reason.simulator.memory_need import needs
+from colonnade.reason.simulator.memory_need import Need, needs
 from colonnade.reason.simulator.pool import capacity_of
 from colonnade.reason.simulator.replicas import Reduction, reduce_replicas
 from colonnade.reason.simulator.runtime import ENGINE, Runtime
@@ -59,7 +60,6 @@ def simulate(
     Example:
         >>> import colonnade as cn
         >>> from colonnade.describe.link import Device
-        >>> from colonnade.reason.simulator.simulate import simulate
         >>> cards = cn.Topology([Device("Tesla V100")] * 4, cn.Topology.uniform(4, "NV2").links)
         >>> net = cn.Workload.convnet(parameters=25_000_000, flops=8e9, batch=256)
         >>> one, four = (simulate(cards, net, cn.Plan(batch=256, data=n)).step for n in (1, 4))
@@ -109,6 +109,7 @@ class _PlannedStep:
         stages = plan.layers or even_stages(len(workload.layers), plan.stage * plan.chunks)
         self.parts = [workload.layers[b:e] for b, e in spans(stages, plan.stage * plan.chunks)]
         self.capacity = capacity_of(topology, workload, plan)
+        self.kinds = list(dict.fromkeys(topology.devices[d] for d in plan.devices))
         self.rows = self._shares()  # for each replica, examples of a micro-batch
         self.moved = 0
         self.busiest = 0
@@ -138,8 +139,13 @@ class _PlannedStep:
             self.workload.overhead,
             round(moved),
             max(self.busiest, reduction.busiest),
-            max((need.total for need in needs(self.workload, self.plan)), default=0),
+            max((need.total for need in self._needs()), default=0),
+            self.workload.fits_known,
         )
+
+    def _needs(self) -> list[Need]:
+        largest = None if self.plan.shares == "even" else max(self.rows) * self.plan.micro_batches
+        return needs(self.workload, self.plan, largest)
 
     def _shares(self) -> list[float]:
         """How many examples each replica gets of a micro-batch: as many, or by how fast it is."""
@@ -148,17 +154,9 @@ class _PlannedStep:
             # Replicas wait for the one with the largest slice; those that share cores leave them to it.
             largest = -(-plan.batch // plan.data) / plan.micro_batches
             return [even if self.capacity is not None else largest] * plan.data
-        slow = dict(self.runtime.slow)
-        speeds = []
-        for d in range(plan.data):
-            device = plan.device(d)
-            took = [
-                layer_time.seconds(self.workload, layer, self.topology.devices[device], even)
-                for layer in self.workload.layers
-            ]
-            seconds = sum(one.forward + one.backward for one in took) * slow.get(device, 1.0)
-            speeds.append(1 / seconds if seconds else 1.0)
-        return [even * plan.data * speed / sum(speeds) for speed in speeds]
+        slow, first = dict(self.runtime.slow), [plan.device(d) for d in range(plan.data)]
+        devices = [self.topology.devices[d] for d in first]
+        return layer_time.slices(self.workload, devices, even * plan.data, [slow.get(d, 1.0) for d in first])
 
     def _replicas(self) -> list[list[Ran]]:
         """What runs when in every replica, without jitter; equal replicas are simulated once."""
@@ -217,7 +215,7 @@ class _PlannedStep:
                     repeated += took.forward + exchange
                 elif plan.recompute == "selective":
                     back += layer_time.cheap_seconds(self.workload, layer, device, rows, plan.width)
-                back += self._accumulation(layer)
+                back += self._accumulation(layer, device)
             forward.append(ahead)
             backward.append(back + repeated)
             again.append(repeated)
@@ -226,11 +224,13 @@ class _PlannedStep:
         early = tuple(again) if self.runtime.early else ()
         return StageCosts(tuple(forward), tuple(backward), tuple(onward), plan.stage, early)
 
-    def _accumulation(self, layer: LayerCost) -> float:
+    def _accumulation(self, layer: LayerCost, device: Device) -> float:
         """Seconds to add a micro-batch's gradients to those before it; the first one's are the sum."""
         size, whole = self.workload.dense_gradient(layer), self.workload.gradient_bytes
         later = 1 - 1 / self.plan.micro_batches
-        return self.workload.addition * later * size / whole if whole else 0.0
+        if not whole or not later or not self.workload.addition:
+            return 0.0
+        return layer_time.addition_seconds(self.workload, device) * later * size / whole
 
     def _exchange(self, layer: LayerCost, data: int, stage: int) -> float:
         """Seconds in which the devices that a layer is split over sum up what they have."""
@@ -251,9 +251,9 @@ class _PlannedStep:
         here, there = plan.device(data, stage), plan.device(data, (stage + 1) % plan.stage)
         size = last.output * self.rows[data] / (plan.width if plan.sequence else 1)
         link = self.topology.links[here][there]
-        sharing = 1
+        sharing = 1.0
         if link.kind == "NET":
-            sharing = max(1, self._neighbours(here, stage))
+            sharing = max(1.0, self._neighbours(here, stage) / max(1, self.topology.adapters))
         if data == 0:
             self.moved += round(2 * size * plan.micro_batches * plan.data * plan.width)
             self.busiest = max(self.busiest, round(size * plan.micro_batches))
@@ -293,7 +293,7 @@ class _PlannedStep:
         split = (
             plan.stage * plan.width * (plan.data if plan.sharded or plan.variables == "partitioned" else 1)
         )
-        each = workload.update / split
+        each = max(layer_time.update_seconds(workload, device) for device in self.kinds) / split
         if self.capacity is None:
             return each
         makers = plan.num_devices if plan.variables == "mirrored" or plan.stage > 1 else 1
@@ -315,10 +315,11 @@ class _PlannedStep:
             copy(self.topology.links[first][plan.device(d)], self.workload.parameters)
             for d in range(plan.data)
         ]
+        update = layer_time.update_seconds(self.workload, self.topology.devices[first])
         raced = modes.race_of(
             seconds,
             ways,
-            self.workload.update,
+            update,
             plan.max_staleness,
             forwards=forwards,
             pushed=self.workload.gradient_bytes,
@@ -331,13 +332,14 @@ class _PlannedStep:
             step,
             Timeline(tuple(map(self._placed, raced.events)) if self.events else ()),
             float(np.mean(seconds)),
-            max(0.0, step - float(np.mean(seconds)) - self.workload.update - self.workload.overhead),
+            max(0.0, step - float(np.mean(seconds)) - update - self.workload.overhead),
             0.0,
-            self.workload.update,
+            update,
             self.workload.overhead,
             (plan.data - 1) * size,
             size,
-            max(need.total for need in needs(self.workload, plan)),
+            max(need.total for need in self._needs()),
+            self.workload.fits_known,
             raced.ages,
         )
 

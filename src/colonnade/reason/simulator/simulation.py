@@ -20,6 +20,7 @@ class Simulation:
     moved: int  # bytes
     busiest: int  # bytes over the busiest link
     memory: int  # bytes on the fullest device
+    memory_known: bool = True  # whether activations are in it
     staleness: dict[int, int] = field(default_factory=dict)  # gradients of each age
 
     def prediction(self, plan: Plan, alone: float) -> Prediction:
@@ -36,4 +37,5 @@ class Simulation:
             reduction=self.reduction,
             update=self.update,
             overhead=self.overhead,
+            memory_known=self.memory_known,
         )

@@ -37,7 +37,7 @@ def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None 
     num_stages = len(costs.forward)
     free = [0.0] * costs.num_devices
     arrived: dict[tuple[int, int, bool], float] = {}
-    links: dict[tuple[int, bool], float] = {}
+    links: dict[tuple[int, int], float] = {}  # from a device to another
     ran: list[Ran] = []
     pace = paces or [1.0] * costs.num_devices
     for slot in slots:
@@ -56,8 +56,9 @@ def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None 
                 arrived[stage, micro_batch, True] = end
             elif 0 <= goal < num_stages:
                 way = costs.onward[min(stage, goal)]
-                leaves = max(end, links.get((stage, backward), 0.0))
-                links[stage, backward] = leaves + way
+                link = device, goal % costs.num_devices
+                leaves = max(end, links.get(link, 0.0))
+                links[link] = leaves + way
                 arrived[goal, micro_batch, backward] = leaves + way
     return ran
 

@@ -31,10 +31,24 @@ class Group:
     inside: float  # the same inside a machine
     step: float  # seconds of latency of a step inside a machine
     network_step: float  # and of one between machines
+    adapter: float = 0.0  # bytes per second of one adapter to the network
+    adapters: float = 0.0  # of a machine, as many as this group may use
+
+    @property
+    def local(self) -> int:
+        """Devices of a machine, where most are."""
+        return ceil(self.size / self.machines)
+
+    def net(self, rings: int) -> float:
+        """Bytes per second of each of so many rings at once that go through every machine.
+
+        A ring takes an adapter of its own as long as there are enough, and no ring takes two.
+        """
+        return self.adapter * min(1.0, self.adapters / rings)
 
 
-def copy(link: Link, size: float, sharing: int = 1) -> float:
-    """Seconds of a copy over a link that `sharing` copies use at once.
+def copy(link: Link, size: float, sharing: float = 1) -> float:
+    """Seconds of a copy over a link that `sharing` copies use at once, or as many for each adapter of it.
 
     >>> from colonnade.describe.link import Link
     >>> round(copy(Link.of("PIX"), 12e9), 3)
@@ -64,7 +78,10 @@ def _group(topology: Topology, members: tuple[int, ...], sharing: int) -> Group:
     if len(homes) == 1:
         return Group(len(members), 1, inside, inside, step, 0.0)
     assert topology.network is not None
-    net = topology.network.bandwidth / sharing
+    # Where a machine has several members, a ring of each leaves through an adapter of its own.
+    adapters = max(1, topology.adapters) / sharing
+    rings = min(float(len(devices)) for devices in homes.values())
+    net = topology.network.bandwidth * min(rings, adapters)
     # What the network adds to its usual latency, as when it is a slow one, it adds to every step.
     more = max(0.0, topology.network.latency - speeds.latency("NET", True))
     return Group(
@@ -74,6 +91,8 @@ def _group(topology: Topology, members: tuple[int, ...], sharing: int) -> Group:
         inside,
         step,
         speeds.figure("collective net", "latency") + more,
+        topology.network.bandwidth,
+        adapters,
     )
 
 
@@ -102,7 +121,7 @@ def all_reduce(group: Group, size: float, how: str = "ring") -> float:
         return reduce_scatter(group, size) + all_gather(group, size)
     if how == "tree":
         hops = ceil(log2(group.machines)) if group.machines > 1 else 0
-        local = ceil(group.size / group.machines) - 1
+        local = group.local - 1
         latency = _base(group) + 2 * (local * group.step + hops * group.network_step)
         return latency + 2 * size / (group.bandwidth * speeds.figure("tree", "factor"))
     if how == "hierarchical" and group.machines > 1:
@@ -152,12 +171,10 @@ def through_host(topology: Topology, members: Sequence[int], size: float) -> flo
 
 
 def _hierarchical(group: Group, size: float) -> float:
-    local = ceil(group.size / group.machines)
+    local = group.local
     inner = Group(local, 1, group.inside, group.inside, group.step, 0.0)
-    # Each device of a machine reduces its part with its like in the others, and all share the network.
-    outer = Group(
-        group.machines, group.machines, group.bandwidth / local, group.inside, 0.0, group.network_step
-    )
+    # Each device of a machine reduces its part with its like in the others, all of them at once.
+    outer = Group(group.machines, group.machines, group.net(local), group.inside, 0.0, group.network_step)
     scattered = reduce_scatter(inner, size) + all_gather(inner, size)
     return scattered + all_reduce(outer, size / local)
 

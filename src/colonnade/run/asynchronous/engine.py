@@ -28,6 +28,8 @@ from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import undone
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
+WORKED = "worked"  # in a checkpoint: which devices have averages of their own
+
 
 class AsynchronousEngine:
     """The parameters, which all devices share, and the calls with which they are read and updated.
@@ -64,7 +66,9 @@ class AsynchronousEngine:
         self._running = self._paused = False
         self._pause = ExitStack()  # gives back the locks that are held while devices rest
         with tf.device("/device:CPU:0"):
-            self._global_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")  # when saved
+            # When saved: the steps, and for each device whether it has worked.
+            self._global_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
+            self._who_worked = [tf.Variable(0, trainable=False, name=WORKED) for _ in self.devices]
 
     @property
     def optimizer(self) -> Any:
@@ -247,7 +251,12 @@ class AsynchronousEngine:
             # In a mode that does not tell them apart, every step was one update.
             **{f"pushes/{name}": Item(own, own, user) for name, user, own in pushes},
         }
-        return SavedState(common, {**kept.own, **self._averages()}, kept.random, kept.lost)
+        own = kept.own | self._averages()
+        if own.keys() - kept.own.keys():
+            own[WORKED] = tuple(self._who_worked)
+            for i, variable in enumerate(self._who_worked):
+                variable.assign(int(i in self._worked))
+        return SavedState(common, own, kept.random, kept.lost)
 
     def _averages(self) -> dict[str, tuple[tf.Variable, ...]]:
         """By name, the states that a device has for itself and that are shown as their mean."""
@@ -263,7 +272,9 @@ class AsynchronousEngine:
         resume(self._calls.housed, own)
         for name, copies in self._averages().items():
             if len(own.get(name, ())) == len(copies):
-                self._worked = set(range(len(self.devices)))
+                # What was saved before that was told counts as the work of all.
+                told = own.get(WORKED, ()) or [1] * len(copies)
+                self._worked = {i for i, worked in enumerate(told) if int(worked)}
                 for copy, value in zip(copies, own[name], strict=True):
                     copy.assign(value)
         self.made = int(self._global_steps)

@@ -16,7 +16,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,13 +101,13 @@ class Archive:
         try:
             new.mkdir()
             write(new)
-            names = sorted(path.name for path in new.iterdir())
-            for name in names:
-                sync(new / name)
-            files = {name: digest(new / name) for name in names}
-            text = replace(manifest, files=files).to_json().encode()
-            _write(new / MANIFEST, text)
-            _write(new / SEAL, seal(text))
+            paths = sorted(new.iterdir())
+            with ThreadPoolExecutor() as disk:  # which takes several files at a time
+                synced = disk.map(sync, paths)
+                files = {path.name: digest(path) for path in paths}
+                _all(synced)
+                text = replace(manifest, files=files).to_json().encode()
+                _all(disk.map(_write, (new / MANIFEST, new / SEAL), (text, seal(text))))
             sync(new)
             os.rename(new, self.directory / f"step-{manifest.step:012d}")
             sync(self.directory)
@@ -186,6 +187,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _all(done: Iterable[None]) -> None:
+    """Wait for what threads do; raises what went wrong there."""
+    for _ in done:
+        pass
 
 
 def _write(path: Path, text: bytes) -> None:

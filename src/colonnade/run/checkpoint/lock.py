@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from colonnade.errors import CheckpointInUse, DiskFull, LostCheckpoint
 from colonnade.run.checkpoint.directory import FULL
+from colonnade.run.checkpoint.program_exit import leave_for_later
 
 LOCK = ".lock"
 OWNER = ".owner"
@@ -28,6 +29,9 @@ OWNER = ".owner"
 FENCE = ".fence"
 # An owner writes his name right after he got the lock; shared storage may show it a moment later elsewhere.
 PATIENCE = 2.0
+# For how long a start after another waits for the lock. Of a machine that died hard, or was cut off, shared
+# storage keeps the locks for a while: NFS for 90 s, if it is not told otherwise.
+RESTARTED = 120.0
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,15 @@ class Ownership:
 
 @contextlib.contextmanager
 def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]:
-    """Be the only one who saves into a directory; raises `CheckpointInUse` at once if another does.
+    """Be the only one who saves into a directory; raises `CheckpointInUse` if another does.
 
     What comes back of an earlier start that had lost its lock cannot save any more. Of a cluster the
-    `generation` is told, how often it was started, for the words that the earlier start is given.
+    `generation` is told, how often it was started, for the words that the earlier start is given. A first
+    start is refused at once. A later one waits, for an earlier one of its own may have the lock yet.
     """
     lock = FileLock(directory / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=RESTARTED if generation else 0)
     except Timeout:
         raise CheckpointInUse(str(directory), *_owner(directory)) from None
     try:
@@ -88,6 +93,19 @@ def owned(directory: Path, generation: int | None = None) -> Iterator[Ownership]
                 (directory / OWNER).unlink(missing_ok=True)
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def claimed(directory: Path, generation: int | None) -> Iterator[Ownership]:
+    """The same for a program: a later start that waited in vain ends it, and asks for another one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            ownership = stack.enter_context(owned(directory, generation))
+        except CheckpointInUse as error:
+            if not generation:
+                raise
+            leave_for_later(error)
+        yield ownership
 
 
 def is_fenced_by(directory: Path, token: str) -> bool:

@@ -1,4 +1,4 @@
-"""The end of a program that was interrupted and saved: its exit code asks to be started again."""
+"""The end of a program that can go on later: its exit code asks to be started again."""
 
 import shlex
 import sys
@@ -11,6 +11,14 @@ from colonnade.errors import RESUMABLE
 def interactive() -> bool:
     """Whether somebody sits at a prompt, whose session must not end with the fit."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def leave_for_later(error: Exception) -> NoReturn:
+    """Ask to be started again, because of what may be over by then, unless somebody sits at a prompt."""
+    if interactive():
+        raise error
+    print(f"colonnade: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(RESUMABLE) from error
 
 
 def leave(step: int | None, directory: Path) -> NoReturn:

@@ -24,7 +24,7 @@ from colonnade.errors import DamagedCheckpoint, InvalidArgument, Problem, check
 from colonnade.hardware.profile import mark
 from colonnade.run.checkpoint.checkpoint import Checkpoint
 from colonnade.run.checkpoint.directory import Archive, make
-from colonnade.run.checkpoint.lock import LOCK, is_fenced_by, owned
+from colonnade.run.checkpoint.lock import LOCK, claimed, is_fenced_by
 from colonnade.run.checkpoint.manifest import Manifest
 from colonnade.run.checkpoint.program_exit import interactive, leave
 from colonnade.run.checkpoint.restore import restore
@@ -106,7 +106,7 @@ class Saver:
         token = None
         with ExitStack() as stack:
             if self._peers.is_first:
-                ownership = stack.enter_context(owned(self._directory, self._peers.generation))
+                ownership = stack.enter_context(claimed(self._directory, self._peers.generation))
                 thread = stack.enter_context(ThreadPoolExecutor(1, "colonnade-checkpoint"))
                 self._writer = Writer(self._archive, ownership, self._checkpoint.keep, thread)
                 self._archive.sweep()

@@ -131,8 +131,7 @@ class Batches:
         """At the end of a fit: let shuffles be as if no pass had been begun ahead, and by nobody else."""
         following, self._following = self._following, None
         if following is not None:
-            following.drop()
-            following.first()
+            following.end()
         if following is not None or self._own_seeds() is not None:
             restore_iterator(iter(self._dataset), self._start, "fit()")
 

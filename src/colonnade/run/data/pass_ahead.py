@@ -78,6 +78,11 @@ class PassAhead:
             raise self._failed
         return self._first
 
+    def end(self) -> None:
+        """Nobody wants the pass. What it met on the way harms nobody: its data are not asked for."""
+        self.drop()
+        self._thread.join()
+
     def drop(self) -> None:
         """Nobody wants the first batch; it is not fetched, unless that has begun."""
         self._over.set()

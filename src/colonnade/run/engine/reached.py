@@ -34,12 +34,12 @@ class Reached:
             self._replicas = tf.Variable(tf.zeros([replicas], tf.float64), trainable=False, name="replicas")
             self._metrics = tf.Variable(tf.zeros([len(metrics)], tf.float64), trainable=False, name="metrics")
 
-    def begin(self, steps: int, idle: int, *, ahead: bool = False) -> None:
-        """Before a call of at most so many steps; `ahead`: whether it fetches a batch before the first."""
+    def begin(self, steps: int, idle: int) -> None:
+        """Before a call of at most so many steps."""
         self._steps.assign(0)
         self._skipped.assign(0)
         self._idle.assign(idle)
-        self._fetched.assign(-1 if ahead else 0)
+        self._fetched.assign(0)
         self._waited.assign(0.0)
         self._losses.assign(tf.zeros([steps]))
 
@@ -50,10 +50,18 @@ class Reached:
         self._replicas.assign(tf.cast(outcome.replicas, tf.float64))
         if self._names:
             self._metrics.assign(tf.stack([tf.cast(m, tf.float64) for m in outcome.metrics.values()]))
-        skipped = tf.cast(outcome.skipped, tf.int32)
+        return self._steps.assign_add(1, read_value=True), self._idle_after(outcome.skipped)
+
+    def _idle_after(self, skipped: Any) -> Any:
+        if tf.get_static_value(skipped) == 0:  # the way never skips, and nothing is written
+            return tf.constant(0)
+        skipped = tf.cast(skipped, tf.int32)
         self._skipped.assign_add(skipped)
-        idle = self._idle.assign(tf.where(skipped > 0, self._idle + 1, 0), read_value=True)
-        return self._steps.assign_add(1, read_value=True), idle
+        return self._idle.assign(tf.where(skipped > 0, self._idle + 1, 0), read_value=True)
+
+    def note_ahead(self) -> Any:
+        """In the graph: from here on a batch is waited for before the first step, and not after it."""
+        return self._fetched.assign(-1, read_value=False)
 
     def note_fetched(self, size: Any, asked: Any) -> Any:
         """In the graph, behind the fetch of the next batch: its size, and when it was asked for."""

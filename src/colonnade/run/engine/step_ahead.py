@@ -88,9 +88,11 @@ class StepsAhead:
             coming: where it was taken from, and others will be.
             as_batch: makes of those what a step takes.
         """
-        there = coming.seen_before and self._filled is step.places
-        self._filled = None
+        filled, self._filled = self._filled, None
+        there = coming.seen_before and filled is step.places
         if not there:
+            if filled is not None:  # with a batch that is cut in another way by now, or never came
+                filled.free()
             step.fill(batch)
         following = _alike(batch, coming, as_batch)
         result = step(batch, following)

@@ -223,7 +223,7 @@ class Traces:
 
     def lost(self) -> list[str]:
         """What a checkpoint cannot keep, in words."""
-        if not any(objective.repeats for objective in self.objectives):
+        if not any(objective.facts.repeats for objective in self.objectives):
             return []
         return ["the loss draws numbers by seeded tf.random ops, whose state TensorFlow does not give out"]
 

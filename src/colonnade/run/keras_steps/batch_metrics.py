@@ -11,10 +11,14 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
+from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.model.metrics import DeferredMetrics, MetricCalls, update
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.whole_batch import joined, with_masks
 from colonnade.run.parallel.tolerance import Values
+from colonnade.run.trace.captures import captures
+from colonnade.run.trace.concrete import concrete
+from colonnade.run.trace.raw_call import raw_call
 from colonnade.run.trace.traced import Traced
 
 
@@ -41,7 +45,13 @@ class BatchMetrics:
         self._by_graph[tf.compat.v1.get_default_graph()] = Notes(in_model.noted, in_loss.noted)
 
     def of_batch(
-        self, traces: Sequence[Traced], whole: Callable[[], Traced], loss: Any, outputs: Any, given: Any
+        self,
+        traces: Sequence[Traced],
+        whole: Callable[[], Traced],
+        loss: Any,
+        outputs: Any,
+        given: Any,
+        engine: Any,
     ) -> Any:
         """Loss and metrics of a batch, as Keras keeps them.
 
@@ -50,13 +60,18 @@ class BatchMetrics:
             whole: gives the trace of the whole batch, if its slices do not tell all.
             loss: that of the batch.
             outputs: of each slice: predictions, masks, values for metrics of the loss, its size, what layers
-                have added, values for metrics of the model.
+                have added, values for metrics of the model, how many numbers its loss is.
             given: the batch, and how many examples it has.
+            engine: what trains.
         """
         self._take(traces, whole)
-        # Part of the graph of a step, or a graph of its own where a step is none.
-        measure = self._measured if tf.executing_eagerly() else self._measure
-        return measure(loss, outputs, *given)
+        if tf.executing_eagerly():  # a graph of its own, where a step is none
+            return self._measured(loss, outputs, *given)
+        housed = engine.housed if isinstance(engine, GraphEngine) else None
+        if housed is None or all(housed.current(v) is v for v in (*housed.parameters, *housed.slots)):
+            return self._measure(loss, outputs, *given)
+        # What reads the model's weights reads them where they are during a step.
+        return _read_elsewhere(lambda: self._measure(loss, outputs, *given), housed.current)
 
     def _take(self, traces: Sequence[Traced], whole: Callable[[], Traced]) -> None:
         self._notes, self._whole = [self._by_graph[traced.traced_in] for traced in traces], whole
@@ -75,12 +90,13 @@ class BatchMetrics:
         return {name: tf.convert_to_tensor(value).numpy() for name, value in logs.items()}
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
-        predictions, masks, values, counts, _, called = zip(*outputs, strict=True)
+        predictions, masks, values, counts, _, called, sizes = zip(*outputs, strict=True)
         notes = self._notes
         update([each.in_model for each in notes], called, counts, lambda: self._of_whole().in_model)
         if self.gathers:
             notes, values, counts = notes[:1], values[:1], counts[:1]
         update([each.in_loss for each in notes], values, counts, lambda: self._of_whole().in_loss)
+        loss /= tf.cast(sizes[0], loss.dtype)  # of a loss that is no number the mean is told
         all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
         prediction = with_masks(joined(predictions), joined(masks))
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
@@ -89,3 +105,11 @@ class BatchMetrics:
         assert self._whole is not None
         with tf.init_scope():
             return self._by_graph[self._whole().traced_in]
+
+
+def _read_elsewhere(fn: Callable[[], Any], current: Callable[[tf.Variable], tf.Variable]) -> Any:
+    """What a function gives that takes other variables for those that it reads."""
+    made = concrete(fn)
+    given = [c.tensor if c.variable is None else current(c.variable).handle for c in captures(made)]
+    flat = raw_call(made, given, [output.dtype for output in made.outputs])
+    return tf.nest.pack_sequence_as(made.structured_outputs, flat, expand_composites=True)

@@ -3,7 +3,6 @@
 The first batch is held against one device, as in training: one trace and one run more, of the whole batch.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from keras.layers import BatchNormalization
 
-from colonnade.errors import InvalidArgument, Problem, check
+from colonnade.errors import Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes
 from colonnade.run.keras_steps.split_inputs import uncut
@@ -23,6 +22,7 @@ from colonnade.run.model.whole_batch import joined
 from colonnade.run.move.reduce import star
 from colonnade.run.parallel.gap import dense, nudged
 from colonnade.run.parallel.tolerance import Values, margin
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.look import STATE, Look
 from colonnade.run.prove.verdict import GO_ON, Prover
 from colonnade.run.step.borrowed_homes import BorrowedHomes
@@ -102,6 +102,7 @@ class Forward:
         check(self._asked.where, problems(traces))
         bound = [self._bindings(i, traced) for i, traced in enumerate(traces)]
         self._copies.local |= {v.ref(): v for traced in traces for v in traced.written}
+        check(self._asked.where, self._copies.problems())
         shares = [count / sum(counts) for count in counts]
         working = self._devices[: len(counts)] if devices is None else devices
 
@@ -137,10 +138,11 @@ class Forward:
         counts = self.counts(batch)
         if self._examined or len(counts) < 2:
             return
-        look = self._look(batch, counts, compared)
-        self._asked.prover.examine_forward(
-            look, partial(_by_rounding, look), partial(_problem, look, self._asked.name)
-        )
+        look, asked = self._look(batch, counts, compared), self._asked
+        with slice_failure.told(asked.where, asked.name, lambda: look):
+            asked.prover.examine_forward(
+                look, partial(_by_rounding, look), partial(_problem, look, asked.name)
+            )
         self._examined = True
 
     def forget(self) -> None:
@@ -184,10 +186,7 @@ class Forward:
         whole = self._traces.get(batch.resized(sum(counts)))
 
         def of_slices(given: Arguments) -> Values:
-            try:
-                return compared(together(given), counts) | self._states(whole)
-            except tf.errors.InvalidArgumentError as error:
-                raise InvalidArgument(self._asked.where, [self._not_taken(error)]) from None
+            return compared(together(given), counts) | self._states(whole)
 
         def of_one(given: Arguments) -> Values:
             return compared(alone(given), total) | self._states(whole)
@@ -201,18 +200,10 @@ class Forward:
         settled = [v for v in self._copies.settled if v.dtype.is_floating]
         return {f"{STATE} {name}": v.numpy() for name, v in named([*settled, *counts]).items()}
 
-    def _not_taken(self, error: tf.errors.OpError) -> Problem:
-        said = re.sub(r"\{\{.*?\}\} *", "", error.message.splitlines()[0])
-        rule = f"takes the first batch as a whole, and fails in slices: {said}"
-        fix = (
-            "Name the inputs that have a row for each example, if not all have (split=[...]), let outputs be "
-        )
-        return Problem("model", self._asked.name, rule, f"{fix}of one width, or use devices=1")
 
-
-def predicted(predictions: Sequence[Any]) -> Values:
+def predicted(predictions: Sequence[Any], where: str) -> Values:
     """What a batch is predicted to be, told from its slices, by name."""
-    leaves = [(path, leaf) for path, leaf in flatten(joined(predictions)) if is_tensor(leaf)]
+    leaves = [(path, leaf) for path, leaf in flatten(joined(predictions, where)) if is_tensor(leaf)]
     return {f"prediction{path}": dense(leaf) for path, leaf in leaves}
 
 

@@ -109,7 +109,7 @@ class GroupStep(OwnStep):
         scope = GroupScope(place, num_batches)
         with remembered(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
-        self._deferred = scope.noted
+        self._deferred, self._applied = scope.noted, scope.applied
         # A call without outputs could not be waited for.
         return logs, scope.noted.values, tf.constant(0)
 
@@ -117,10 +117,11 @@ class GroupStep(OwnStep):
         """The logs of a step on so many batches, and the graph that makes one."""
         part = Arguments((self._kind, tf.TensorSpec([], tf.int32), num_batches), {}, NAMES)
         traces = [self._traces.of_replica(part, i, num_batches) for i in range(num_batches)]
-        check("fit()", problems(traces))
+        check("fit()", [*problems(traces), *self._looking()])
         bound = [self.copies.bindings(i, traced) for i, traced in enumerate(traces)]
         for traced in traces:
             self.copies.note(traced)
+        check("fit()", self.copies.problems())
         deferred, structure = self._deferred, traces[0].structure[0]
         working, shares = self.devices[:num_batches], [1.0 / num_batches] * num_batches
         order = order_for(working) if num_batches > 1 else star(1)

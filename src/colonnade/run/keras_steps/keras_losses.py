@@ -46,9 +46,22 @@ def source_of(model: keras.Model) -> tuple[str, Any]:
     return "loss", names[0] if len(names) == 1 else names
 
 
-def uncounted(name: str, masked: bool, kinds: Mapping[tuple[str, int], str]) -> Iterator[Problem]:
-    """What is in the way of devices that do not wait for each other: a mask, or layers that add sums."""
+def missing(model: keras.Model, y: Any) -> Iterator[Problem]:
+    """A target that the compiled loss needs."""
+    if y is None and model.loss is not None and not has_own(model, "compute_loss"):
+        rule = f"is missing, and the model is compiled with loss={source_of(model)[1]!r}"
+        yield Problem("y", None, rule, "Pass y, or a dataset of (x, y)")
+
+
+def uncounted(
+    name: str, kinds: Mapping[tuple[str, int], str], *, masked: bool, summed: bool
+) -> Iterator[Problem]:
+    """What is in the way of devices that do not wait for each other: a mask, a sum, layers that add sums."""
     fix = "Use cn.Synchronous(), the default"
+    if summed:
+        rule = "computes a loss for each example, whose sum Keras differentiates, so each slice would count "
+        yield Problem("model", name, f"{rule}too little", f"Return their mean. {fix}")
+        return
     if masked:
         rule = "has a mask at its output, so slices with more masked would count too much"
         yield Problem("model", name, rule, fix)

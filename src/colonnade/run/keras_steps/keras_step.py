@@ -5,15 +5,15 @@ If it is not, predictions are put together first (see `model.whole_batch`). Whic
 and the masks of outputs tell, and for all others the proof on the first batch.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from colonnade.errors import ColonnadeError, Problem, check
+from colonnade.errors import ColonnadeError, check
 from colonnade.run.batch.split import Arguments, broadcast, flatten
 from colonnade.run.batch.widths import kind_of
 from colonnade.run.data.coming_batches import of_execution
@@ -25,26 +25,26 @@ from colonnade.run.engine.protocols import Outcome, Settings, Sync
 from colonnade.run.keras_steps.added_kinds import AddedKinds, guilty
 from colonnade.run.keras_steps.batch_metrics import BatchMetrics
 from colonnade.run.keras_steps.jit_compile import asks_for_xla
-from colonnade.run.keras_steps.keras_losses import of_slices, source_of, uncounted
+from colonnade.run.keras_steps.keras_losses import missing, of_slices, source_of, uncounted
 from colonnade.run.keras_steps.split_inputs import SplitInputs, uncut
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.model.optional_values import without_optionals
-from colonnade.run.model.training_step import BATCH, deferred, has_own, if_taken
+from colonnade.run.model.training_step import BATCH, deferred, if_taken
 from colonnade.run.model.user_line import Failures
 from colonnade.run.model.whole_batch import (
-    gathered,
     joined,
     masks_of,
     nothing,
+    put_together,
     unjoined,
     untrained,
-    with_masks,
 )
 from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.judgement import judged
-from colonnade.run.prove.look import FIRST, POSITIONS
+from colonnade.run.prove.look import FIRST, POSITIONS, Look
 from colonnade.run.prove.proof import InSlices
 from colonnade.run.prove.second_looks import ProvedSizes, with_gaps
 from colonnade.run.prove.verdict import Prover
@@ -82,7 +82,7 @@ class KerasStep:
         self._sync, self._mode = sync, mode
         self._prover, self._peers = prover, peers
         self._added = AddedKinds()  # by layers
-        self._masked = False  # whether an output has a mask
+        self._masked = self._summed = False  # whether an output has a mask, or the loss is no number
         # Whether every replica computes the loss of the whole batch.
         self._may_gather = self._several and isinstance(sync, Synchronous)
         no_mean = any(of_slices(model.loss)) or bool(masks_of(getattr(model, "outputs", None)))
@@ -142,7 +142,8 @@ class KerasStep:
                     self._loop, arguments, coming, lambda other: self._opened(*unpacked(other))
                 )
         except tf.errors.OpError as error:
-            raise self._engine.explained(error) from None
+            with self._told(*given):
+                raise self._engine.explained(error) from None
         if self.looked_at:
             self.show()
         return logs
@@ -169,7 +170,7 @@ class KerasStep:
         return self._loop.opened(batch)
 
     def _checked(self, x: Any, y: Any, weight: Any) -> Arguments:
-        check("fit()", self._missing(y))
+        check("fit()", missing(self._model, y))
         if self._several:
             plain = self._plain(x, y, weight)
             check("fit()", uncut(plain))
@@ -239,15 +240,13 @@ class KerasStep:
         with deferred(self._model, total) as noted:
             whole, given = prediction, (x, y, weight)
             if batch is not None:
-                whole, given = self._put_together(prediction, masks, positions, total), batch
+                whole, given = put_together(prediction, masks, positions, total), batch
             loss = self._total(*given[:2], whole, given[2], training)
         self._batch_metrics.note(called, noted)
-        outputs = prediction, masks, noted.values, tf.constant(rows), added.values, called.values
-        return loss, {}, outputs
-
-    def _put_together(self, prediction: Any, masks: dict[str, Any], positions: Any, total: int) -> Any:
-        whole = tf.nest.map_structure(lambda p: gathered(p, positions, total), prediction)
-        return with_masks(whole, {i: gathered(m, positions, total) for i, m in masks.items()})
+        told = noted.values, tf.constant(rows), added.values, called.values, tf.size(loss)
+        # Of a loss that is no number Keras differentiates the sum, and tells the mean.
+        self._summed |= bool(loss.shape.rank)
+        return tf.reduce_sum(loss) if self._summed else loss, {}, (prediction, masks, *told)
 
     def _rows(self, *batch: Any) -> int:
         """How many examples a slice has."""
@@ -264,19 +263,7 @@ class KerasStep:
 
     def _total(self, x: Any, y: Any, prediction: Any, weight: Any, training: bool) -> Any:
         options = if_taken(self._model.compute_loss, training=training)
-        loss = self._model.compute_loss(x, y, prediction, weight, **options)
-        check("fit()", self._no_scalar(loss))
-        return loss
-
-    def _no_scalar(self, loss: Any) -> Iterator[Problem]:
-        if shape := tuple(getattr(loss, "shape", ())):
-            rule = f"is a tensor of shape {shape}, whose sum Keras would differentiate"
-            yield Problem(*source_of(self._model), rule, "Return one number: the mean")
-
-    def _missing(self, y: Any) -> Iterator[Problem]:
-        if y is None and self._model.loss is not None and not has_own(self._model, "compute_loss"):
-            rule = f"is missing, and the model is compiled with loss={source_of(self._model)[1]!r}"
-            yield Problem("y", None, rule, "Pass y, or a dataset of (x, y)")
+        return tf.convert_to_tensor(self._model.compute_loss(x, y, prediction, weight, **options))
 
     def _telling(self, batch: Arguments) -> Any:
         """Around whatever may trace slices of a size that was not there before."""
@@ -287,8 +274,9 @@ class KerasStep:
         """Before such batches are trained: find out how the loss is computed by slices, and prove it."""
         self.show()
         self._choosing, self._prover.told = True, True
-        while not self._settled(given):
-            self._begin()
+        with self._told(*given):
+            while not self._settled(given):
+                self._begin()
         kind, counts = kind_of(self._plain(*given)), self._engine.cut(self._opened(*given))
         self._begun.add(kind)
         self._untold += not self._prover.told
@@ -301,10 +289,23 @@ class KerasStep:
         self.show()
         batch = self._opened(*given)
         look = self._prover.in_training(self._engine.traces, batch, self._engine.cut(batch), self._more)
-        if self._added.shown_by(look) and self._added.tells(look, self._prover, self._engine.traces):
+        with self._told(*given):
+            new = self._added.shown_by(look) and self._added.tells(look, self._prover, self._engine.traces)
+        if new:
             self._gathers = self._may_gather and (self._gathers or self._no_mean)
             self._begin()
             self._examine(*given)
+
+    def _told(self, *given: Any) -> AbstractContextManager[None]:
+        """Around what computes a batch in slices."""
+        if len(self.devices) == 1 or self._peers.several:
+            return nullcontext()
+        return slice_failure.told("fit()", self._model.name, partial(self._look, *given))
+
+    def _look(self, *given: Any) -> Look:
+        batch = self._opened(*given)
+        counts = self._engine.cut(batch)
+        return self._prover.in_training(self._engine.traces, batch, counts, self._more).look
 
     def _settled(self, given: Sequence[Any]) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
@@ -316,7 +317,8 @@ class KerasStep:
             self._gathers = True
             return False
         if self._no_mean and not self._gathers and not isinstance(self._sync, Synchronous):
-            check("fit()", uncounted(self._model.name, self._masked, self._added.trained.kinds))
+            kinds = self._added.trained.kinds
+            check("fit()", uncounted(self._model.name, kinds, masked=self._masked, summed=self._summed))
         if not self._prover.wanted or len(counts) < 2:
             return True
         where = f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST
@@ -351,8 +353,8 @@ class KerasStep:
 
     @property
     def _no_mean(self) -> bool:
-        """Whether the model was seen to give a mask, or layers that add sums."""
-        return self._masked or self._added.has_sums
+        """Whether the model was seen to give a mask, or layers that add sums, or a loss that is no number."""
+        return self._masked or self._summed or self._added.has_sums
 
     @property
     def _must_gather(self) -> bool:
@@ -392,7 +394,6 @@ class KerasStep:
     def _metrics(self, outcome: Outcome, batch: Arguments) -> Any:
         """Loss and metrics of the whole batch, as Keras keeps them."""
         counts, traces = self._engine.cut(batch), self._engine.traces
-        parts = enumerate(slice_specs(batch, counts))
-        own = [traces.objective(part, i, len(counts)) for i, part in parts]
+        own = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
         whole, given = partial(traces.of_one_device, batch), self._given(batch)
-        return self._batch_metrics.of_batch(own, whole, outcome.loss, outcome.outputs, given)
+        return self._batch_metrics.of_batch(own, whole, outcome.loss, outcome.outputs, given, self._engine)

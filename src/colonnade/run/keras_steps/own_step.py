@@ -5,34 +5,41 @@ where the step applies them, and metrics are those of the whole batch (see `mode
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from colonnade.errors import check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, sizes, with_tensors
 from colonnade.run.batch.widths import Widths, kind_of
 from colonnade.run.data.coming_batches import ComingBatches, of_execution
 from colonnade.run.data.feed import on_host
 from colonnade.run.engine.step_ahead import StepAhead, StepsAhead
+from colonnade.run.keras_steps.keras_losses import of_slices
 from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, uncut
 from colonnade.run.model.optional_values import without_optionals
-from colonnade.run.model.replica_scope import ReplicaScope, Size
+from colonnade.run.model.own_loss import OwnLoss
+from colonnade.run.model.replica_scope import AppliedInside, ReplicaScope, Size
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.model.user_line import Failures
+from colonnade.run.model.whole_batch import AddedLosses, told_kinds
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.look import FIRST, POSITIONS
 from colonnade.run.prove.second_looks import ProvedSizes
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
+from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
@@ -43,6 +50,22 @@ from colonnade.run.variables.slice_values import local_outputs
 # How many batches are looked at, where they show nothing.
 LOOKS = 3
 NAMES = ("data", POSITIONS, "total")
+# Of what a replica returns, where the losses are that layers have added.
+ADDED = 4
+
+
+class Way(NamedTuple):
+    """How a step is computed in slices.
+
+    Args:
+        gathers: whether `compute_loss` is that of the whole batch.
+        kinds: of losses that layers add (see `AddedLosses`).
+        at_tape: whether gradients are added where a tape gives them.
+    """
+
+    gathers: bool
+    kinds: dict[Any, str]
+    at_tape: bool
 
 
 class OwnStep:
@@ -79,7 +102,13 @@ class OwnStep:
         self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
         self._sizes, self._begun, self._untold = ProvedSizes(), False, 0  # batches that showed nothing
+        self._optimizers: list[tuple[Any, list[Any]]] = []  # of a trace, and what they train
         self.names: list[str] = []  # of the variables whose gradients a trace gives
+        self._added = AddedLosses()
+        # Whether the model computes its loss for the whole batch, and whether the step asks it to.
+        self._gathers, self._asks_for_loss = any(of_slices(model.loss)), False
+        # Where gradients are added, and whose the trace at hand applies (see `ReplicaScope`).
+        self._at_tape, self._applied = False, set[str]()
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
@@ -96,7 +125,14 @@ class OwnStep:
             tensors = self._ahead.call(step, batch, coming, self._opened)
             return with_tensors(self._structures[batch.key()], tensors)
         (structure, function), batch = self.prepare(data)
-        return with_tensors(structure, function(*batch.components()))
+        with self._only_in_slices(batch):
+            return with_tensors(structure, function(*batch.components()))
+
+    def _only_in_slices(self, batch: Arguments) -> AbstractContextManager[None]:
+        """Around what computes a batch in slices."""
+        if len(self.counts(batch)) == 1:
+            return nullcontext()
+        return slice_failure.told("fit()", self._model.name, lambda: StepInSlices(self, batch).look)
 
     def _opened(self, data: Any) -> Arguments:
         """A batch with the dims open that vary."""
@@ -106,10 +142,8 @@ class OwnStep:
         batch = self._opened(data)
         counts = self.counts(batch)
         if self._prover.wanted and self._sizes.shows_more(self._batch_kind, counts):
-            name = type(self._model).__name__
-            where = f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST
-            found = StepInSlices(self, batch).anew(batch, where)
-            self._prover.examine_step(found, partial(self._apart, batch), name)
+            with self._only_in_slices(batch):
+                self._examine(batch, f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST)
             self._begun = True
             self._untold += not self._prover.told
             if self._prover.told or self._untold >= LOOKS:
@@ -153,19 +187,39 @@ class OwnStep:
         return sizes(batch.size("fit()") or 0, len(self.devices))
 
     def _traced(self, part: Arguments, voice: Voice | None) -> Traced:
-        return Traced(self._replica, part, voice)
+        try:
+            return Traced(self._replica, part, voice)
+        except AppliedInside:
+            self._at_tape = True
+            return Traced(self._replica, part, voice)
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either
     def _replica(self, data: Any, positions: Any, total: int) -> Any:
         split = [leaf.value for leaf in Arguments((self._split.marked_in(data),), {}, NAMES).split]
         looked_up = partial(lookups, given=[*split, positions])
         known = self._growing[self._batch_kind]
-        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up)
-        with remembered(), self._failures.noted(), scope.entered(all_metrics(self._model)):
+        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up, at_tape=self._at_tape)
+        own = OwnLoss(self._model, scope.whole, gathers=self._gathers)
+        added = self._added.noted(positions.shape[0], total)
+        with (
+            remembered(),
+            self._failures.noted(),
+            scope.entered(all_metrics(self._model)),
+            added,
+            own.entered(),
+        ):
             logs = self._step(data)
-        self.names = [name for name, _ in scope.gradients]
+        self.names, self._asks_for_loss = [name for name, _ in scope.gradients], own.called
+        self._applied, self._optimizers = scope.applied, scope.optimizers
+        gradients, values = [gradient for _, gradient in scope.gradients], list(self._added.values)
         # A call without outputs could not be waited for.
-        return logs, [gradient for _, gradient in scope.gradients], tf.constant(0), scope.sizes
+        return logs, gradients, tf.constant(0), scope.sizes, values
+
+    def _looking(self) -> Iterator[Problem]:
+        """Optimizers that would look at parts of variables as if they were whole."""
+        for optimizer, variables in self._optimizers:
+            trained = variables or self._model.trainable_variables
+            yield from looking(optimizer, [getattr(v, "value", v) for v in trained])
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
@@ -174,11 +228,26 @@ class OwnStep:
             traces = self._of_slices(batch, counts)
             if self._learns(batch, counts, traces):
                 traces = self._of_slices(batch, counts)
-        check("fit()", problems(traces))
+        check("fit()", [*problems(traces), *self._looking()])
+        of_batch = [v.value for metric in all_metrics(self._model) for v in metric.variables]
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
-            self.copies.note(traced)
+            self.copies.note(traced, of_batch)
+        check("fit()", self.copies.problems())
+        if self._at_tape and len(counts) > 1:
+            check("fit()", self._moved())
         return traces
+
+    def _moved(self) -> Iterator[Problem]:
+        """Weights to which gradients are applied that no tape in the step itself gave."""
+        known = [keras_variable(variable) for variable in self.copies.local.values()]
+        for path in [v.path for v in known if v is not None and v.path in self._applied]:
+            rule = "is given gradients inside a loop, a branch or a tf.function, where a trace cannot be "
+            rule += "cut, by what is of a slice"
+            fix = "Call tape.gradient in the step itself, and let a branch depend on what is of no batch, "
+            fix += "such as a counter; or multiply gradients by 0 or 1"
+            yield Problem("variable", path, rule, fix)
+            return
 
     def _of_slices(self, batch: Arguments, counts: Sequence[int]) -> list[Traced]:
         parts = [batch.resized(count) for count in counts]
@@ -210,9 +279,52 @@ class OwnStep:
         """The step as one device makes it."""
         return self._traces.get(batch.resized(sum(self.counts(batch))))
 
+    def _examine(self, batch: Arguments, where: str) -> None:
+        """Prove a batch, computed in the first way in which several devices do what one does."""
+
+        def found() -> StepInSlices:
+            return StepInSlices(self, batch).anew(batch, where)
+
+        examined = partial(
+            self._prover.examine_step, again=partial(self._apart, batch), name=type(self._model).__name__
+        )
+        try:
+            with self._prover.raising():
+                examined(found())
+            return
+        except InvalidArgument:
+            before, *others = self._ways(found())
+        for way in others:
+            self._computes_as(*way)
+            with suppress(InvalidArgument), self._prover.raising():
+                examined(found())
+                return
+        self._computes_as(*before)
+        examined(found())
+
+    def _ways(self, found: StepInSlices) -> list[Way]:
+        """How a step is computed now, and how else it may be, as a batch and its slices tell."""
+        now, kinds = Way(self._gathers, dict(self._added.kinds), self._at_tape), dict(self._added.kinds)
+        if self._added.calls:
+            whole, parts = found.given(ADDED)
+            told = told_kinds(_numbers(whole), [_numbers(part) for part in parts], found.counts, 1e-6)
+            kinds |= {call: kind for call, kind in zip(self._added.calls, told, strict=True) if kind}
+        of_batch = Way(self._gathers or self._asks_for_loss, kinds, self._at_tape)
+        ways = [now, of_batch, now._replace(at_tape=True), of_batch._replace(at_tape=True)]
+        return [way for i, way in enumerate(ways) if way not in ways[:i]]
+
+    def _computes_as(self, gathers: bool, kinds: dict[Any, str], at_tape: bool) -> None:
+        """Trace anew, in such a way."""
+        self._gathers, self._added.kinds, self._at_tape = gathers, kinds, at_tape
+        for known in (self._growing, self._mistaken, self._graphs):
+            known.clear()
+        self._traces.forget()
+        self.copies.forget_local()
+
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
         other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
+        other._computes_as(self._gathers, dict(self._added.kinds), self._at_tape)
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:
@@ -257,6 +369,10 @@ class OwnStep:
         working = self.devices[: len(counts)]
         order = order_for(working) if len(counts) > 1 else star(1)
         return call_with_sums(traces, working, parts, bound, order)
+
+
+def _numbers(tensors: Sequence[Any]) -> list[float]:
+    return [float(tensor) for tensor in tensors]
 
 
 def _tensors(nest: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """Keras's `predict_step`, or one of the model's own, on several devices: by slices, or in whole batches."""
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -71,12 +72,12 @@ class PredictStep:
     def _graph(self, batch: Arguments) -> Any:
         counts = self._forward.counts(batch)
         results, called = self._forward.on_slices(batch, counts), self._called
-        self._forward.examine(batch, _compared)
+        self._forward.examine(batch, partial(_compared, self._where))
 
         def predict(*components: Any) -> Any:
             predictions, values = zip(*results(batch.with_components(components)), strict=True)
             called.make(values, [tf.constant(count) for count in counts])
-            return joined(predictions)
+            return joined(predictions, self._where)
 
         return hosted(predict, *batch.specs())
 
@@ -113,5 +114,5 @@ def _asked_for(model: keras.Model, data: Any) -> Any:
     return data if has_own(model, "predict_step") else (keras.utils.unpack_x_y_sample_weight(data)[0],)
 
 
-def _compared(results: Sequence[Any], counts: Sequence[int]) -> Values:
-    return predicted([prediction for prediction, _ in results])
+def _compared(where: str, results: Sequence[Any], counts: Sequence[int]) -> Values:
+    return predicted([prediction for prediction, _ in results], where)

@@ -111,7 +111,7 @@ class ScoreStep:
             given = batch.with_components(components)
             predictions, masks, added, values = zip(*results(given), strict=True)
             update(calls, values, [tf.constant(count) for count in counts], whole)
-            prediction = with_masks(joined(predictions), joined(masks))
+            prediction = with_masks(joined(predictions, self._where), joined(masks))
             for layer, loss in zip(layers, self._of_layers(added, counts), strict=True):
                 layer.add_loss(tf.cast(loss, keras.config.floatx()))
             (x, y, weight), _ = given.unpack(components)
@@ -132,11 +132,11 @@ class ScoreStep:
     def _compared(self, results: Sequence[Any], counts: Sequence[int]) -> Values:
         """What loss and metrics of a batch are computed from, told from its slices."""
         predictions, _, added, values = zip(*results, strict=True)
-        found = predicted(predictions)
+        compared = predicted(predictions, self._where)
         for layer, loss in zip(self._added.layers, self._of_layers(added, counts), strict=True):
-            found[unlike(found, f"add_loss {layer.name}")] = np.asarray(loss)
+            compared[unlike(compared, f"add_loss {layer.name}")] = np.asarray(loss)
         given = [_of_batch(parts, counts) for parts in zip(*values, strict=True)]
-        return found | {f"metric {i}": value for i, value in enumerate(given)}
+        return compared | {f"metric {i}": value for i, value in enumerate(given)}
 
     def _of_layers(self, added: Sequence[Sequence[Any]], counts: Sequence[int]) -> list[Any]:
         """What layers add for the whole batch, told from what they add for slices."""

@@ -120,6 +120,10 @@ def _cut(arrays: Any, split: float) -> tuple[Any, Any]:
 
     def part(start: int, end: int | None) -> Any:
         def of(leaf: Any) -> Any:
+            if isinstance(leaf, tf.SparseTensor):
+                first = [start, *[0] * (leaf.shape.rank - 1)]
+                size = [(_rows(leaf) if end is None else end) - start, *leaf.shape[1:]]
+                return tf.sparse.slice(leaf, first, size)
             rows = leaf.iloc if hasattr(leaf, "iloc") else leaf
             return None if leaf is None else rows[start:end]
 
@@ -143,16 +147,23 @@ def _in_batches(arrays: Any, rows: int, size: int, *, shuffle: bool) -> tf.data.
 
 
 def _at(leaf: Any, where: Any) -> Any:
-    if isinstance(leaf, tf.SparseTensor):
-        rows = [tf.sparse.to_dense(leaf)]  # of a batch, Keras makes a sparse tensor again
-        return tf.sparse.from_dense(tf.gather(rows[0], where))
-    return tf.gather(leaf, where)
+    if not isinstance(leaf, tf.SparseTensor):
+        return tf.gather(leaf, where)
+    # A sparse tensor has no rows to gather; as ragged ones its values have, and the rest of their places.
+    values, rest = (
+        tf.gather(tf.RaggedTensor.from_value_rowids(part, leaf.indices[:, 0], leaf.dense_shape[0]), where)
+        for part in (leaf.values, leaf.indices[:, 1:])
+    )
+    places = tf.concat([values.value_rowids()[:, None], rest.values], axis=1)
+    return tf.SparseTensor(places, values.values, [tf.size(where, tf.int64), *leaf.shape[1:]])
 
 
 def _converted(leaf: Any) -> Any:
     """As Keras converts arrays: floats in its own dtype."""
-    if leaf is None or isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+    if leaf is None or isinstance(leaf, tf.RaggedTensor):
         return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.sparse.reorder(leaf)  # so that its rows can be told
     if hasattr(leaf, "to_numpy"):  # of Pandas; a series is a column
         numbers = leaf.to_numpy()
         leaf = numbers[:, None] if numbers.ndim == 1 else numbers

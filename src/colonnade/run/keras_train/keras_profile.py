@@ -22,11 +22,17 @@ class ProfileSteps(keras.callbacks.Callback):
     Args:
         steps: which.
         converted: makes a timeline of what was recorded, given the number of the first step.
+        devices: those that are trained on.
     """
 
-    def __init__(self, steps: range, converted: Callable[[tuple[ProfiledOp, ...], int], Timeline]) -> None:
+    def __init__(
+        self,
+        steps: range,
+        converted: Callable[[tuple[ProfiledOp, ...], int], Timeline],
+        devices: Sequence[str] = (),
+    ) -> None:
         super().__init__()
-        self._profiling = Profiling(steps, converted)
+        self._profiling = Profiling(steps, converted, devices)
         self._done = self._begun = 0  # batches of this fit, and of the epoch
 
     @property
@@ -58,7 +64,7 @@ def profiled_by(
         return None
     dealt = not isinstance(sync, Asynchronous)
     places = Places([short(device) for device in devices], dealt=dealt)
-    callback = ProfileSteps(steps, lambda ops, first: op_timeline(ops, places, first))
+    callback = ProfileSteps(steps, lambda ops, first: op_timeline(ops, places, first), devices)
     given = arguments.get("callbacks") or []
     arguments["callbacks"] = [*(given if isinstance(given, list | tuple) else [given]), callback]
     return callback

@@ -232,7 +232,7 @@ class SavedFit:
         wanted = max(min(int(SECONDS_BETWEEN_TALKS / per_step), 2 * made), 1)  # it may become slower
         every = self._peers.exchange(topic, [interruption.told(), wanted])
         self._talks_at = self._made + min(steps for _, steps in every)
-        return interruption.hear([told for told, _ in every])
+        return interruption.hear([signal for signal, _ in every])
 
     @property
     def _record(self) -> Record:

@@ -45,7 +45,8 @@ class Peers:
     names: tuple[str, ...] = ("",)
     meeting: Meeting | None = field(default=None, compare=False)
     collective: Collective | None = field(default=None, compare=False)
-    generation: int | None = None  # how often the cluster was started before
+    # How often the cluster was started before; None of a program that was started as none.
+    generation: int | None = None
     sharded: bool = False  # whether each brings data of its own, and does not read all of them
     apart: bool = False  # whether each trains by itself for some steps
 
@@ -241,7 +242,7 @@ def peers_of(devices: Sequence[str], where: str) -> Peers:
     """
     cluster = joining.joined()
     if cluster is None:
-        return Peers(0, (tuple(devices),))
+        return Peers(0, (tuple(devices),), generation=joining.left_alone())
     if cluster.cluster.size not in _COLLECTIVES:
         _COLLECTIVES[cluster.cluster.size] = Collective(cluster.cluster.size)
     collective = _COLLECTIVES[cluster.cluster.size]

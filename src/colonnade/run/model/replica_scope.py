@@ -22,11 +22,15 @@ from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.replica_context import TracingContext
 
 # Kinds of lookups, as `step.gradient_rows` calls them.
-SAME, ONCE, MIXED = "same", "once", "mixed"
+SAME, ONCE, FOLDED, MIXED = "same", "once", "folded", "mixed"
 Lookup = tuple[Any, str, tuple[int | None, ...] | None]
 
 # There is one class of optimizers for all threads: one trace at a time may exchange its methods.
 _EXCHANGING = threading.RLock()
+
+
+class AppliedInside(InvalidArgument):
+    """Gradients are applied where no trace can be cut."""
 
 
 class Size(NamedTuple):
@@ -47,6 +51,8 @@ class ReplicaScope:
         known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
         lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
             they had (see `gradient_rows`); by default each row is that of an example.
+        at_tape: whether gradients of variables are added where a tape gives them, so that all that is made
+            of them is of the whole batch; else where they are applied, which costs less.
     """
 
     def __init__(
@@ -56,7 +62,10 @@ class ReplicaScope:
         positions: Any,
         known: Mapping[int, bool] | None = None,
         lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
+        *,
+        at_tape: bool = False,
     ) -> None:
+        self._at_tape = at_tape
         self._rows, self._total, self._positions = rows, total, positions
         self._known, self._lookups = known or {}, lookups
         # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
@@ -64,8 +73,11 @@ class ReplicaScope:
         self.sizes: list[Size] = []
         self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
-        # What optimizers were given, in order: the path of a variable, and its gradient.
+        # In order, the path of a variable and its gradient: what optimizers were given, or what tapes gave.
         self.gradients: list[tuple[str, Any]] = []
+        # Who was given them, and the variables for which, where that was said.
+        self.optimizers: list[tuple[Any, list[Any]]] = []
+        self.applied: set[str] = set()  # paths of variables that optimizers were given gradients of
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
@@ -107,13 +119,21 @@ class ReplicaScope:
         return unconverted(summed_first)
 
     def _of_all_slices(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
-        self._check_place("apply", optimizer.name)
+        if not self._at_tape:
+            self._check_place("apply", optimizer.name, AppliedInside)
         grads = list(grads)
+        variables = list(variables or [])
+        self.optimizers.append((optimizer, variables))
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
-        grads = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
-        self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
-        return grads
+        self.applied |= set(named)
+        return grads if self._at_tape else self._added(grads, named)
+
+    def _added(self, grads: Sequence[Any], named: Sequence[str]) -> list[Any]:
+        """Gradients of the whole batch, which are noted."""
+        added = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
+        self.gradients += [(n, g) for n, g in zip(named, added, strict=True) if g is not None]
+        return added
 
     def _outermost(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
@@ -138,9 +158,19 @@ class ReplicaScope:
             context = _context()
             share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
             with context.differentiating(share):
-                return gradient(*given, **kwargs)
+                found = gradient(*given, **kwargs)
+            return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
+
+    def _of_variables(self, gradients: Any, sources: Any) -> Any:
+        """What a tape gives, with gradients of variables added; those of other values are of the slice."""
+        flat, of = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        places = [i for i, source in enumerate(of) if isinstance(source, tf.Variable | keras.Variable)]
+        named = [_path(of[i], f"variable {i}") for i in places]
+        for i, added in zip(places, self._added([flat[i] for i in places], named), strict=True):
+            flat[i] = added
+        return tf.nest.pack_sequence_as(gradients, flat)
 
     def _adds_examples(self, target: Any) -> bool:
         """Whether a tape gives the gradient of a sum over the examples of this, and not of their mean.
@@ -151,11 +181,11 @@ class ReplicaScope:
         grow = [self._grows(v.shape[0]) for v in added if v.shape.rank]  # each has its place in `sizes`
         return any(grow)
 
-    def _check_place(self, method: str, value: str) -> None:
+    def _check_place(self, method: str, value: str, error: type[InvalidArgument] = InvalidArgument) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             rule = "is called inside a loop, a branch or a tf.function, where a trace cannot be cut"
             fix = "Call it in the step itself: instead of a branch, multiply gradients by 0 or 1"
-            raise InvalidArgument("fit()", [Problem(method, value, rule, fix)])
+            raise error("fit()", [Problem(method, value, rule, fix)])
 
     def _called(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
@@ -176,6 +206,11 @@ class ReplicaScope:
             rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
             fix = "Look it up in the step itself, or read it as a whole: "
             fix += "tf.gather(tf.convert_to_tensor(table), ids)"
+            raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
+        if any(kind == FOLDED for _, kind, _ in lookups):
+            rule = "is looked up at rows made of distinct ids (tf.unique) that may be equal again, of which "
+            rule += "slices have others than the whole batch"
+            fix = "Make the rows of the ids first, and take tf.unique of them last"
             raise InvalidArgument("fit()", [Problem("variable", name, rule, fix)])
         scaled = gradient.values * tf.constant(self._share, gradient.dtype)
         counts = [tf.size(indices) for indices, *_ in lookups]
@@ -252,7 +287,9 @@ class ReplicaScope:
         if type(value) is int:
             self._is_rows(value)  # has its place in `sizes`
             return value
-        if not isinstance(value, tf.Tensor):
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor) and value.dtype != tf.string:
+            return self._rows_of_composite(value)
+        if not isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
             return value
         if value.shape.rank == 0:
             number = known_number(value)
@@ -265,12 +302,42 @@ class ReplicaScope:
         elif value.shape.rank is not None and value.dtype != tf.string:
             size = value.shape[0]
             if self._grows(size):
-                return self._values_of_all(value, size)
+                return self._masked(self._values_of_all(value, size), value)
             if value.dtype.is_floating:
                 return self._mean(value)
         rule = f"is given {value.dtype.name} of shape {value.shape}, of which the whole batch has no sum"
         fix = "Give it one value for each example, or the mean over them"
         raise InvalidArgument("fit()", [Problem("update_state", "a metric", rule, fix)])
+
+    def whole(self, value: Any) -> Any:
+        """What the whole batch has in the place of a value for each example; all else as it is."""
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+            return self._rows_of_composite(value)
+        if not isinstance(value, tf.Tensor) or not value.shape.rank or not self._grows(value.shape[0]):
+            return value
+        if value.shape[0] != self._rows:
+            return self._values_of_all(value, value.shape[0])
+        return self._masked(gathered(value, self._positions, self._total), value)
+
+    def _masked(self, whole: Any, value: Any) -> Any:
+        """With the mask that Keras has left on a slice's value."""
+        mask = getattr(value, "_keras_mask", None)
+        if mask is not None:
+            whole._keras_mask = gathered(mask, self._positions, self._total)
+        return whole
+
+    def _rows_of_composite(self, value: Any) -> Any:
+        """Of a ragged or a sparse tensor, the rows of all slices one after the other."""
+        if isinstance(value, tf.RaggedTensor):
+            lengths = [self._of_all(each) for each in value.nested_row_lengths()]
+            return tf.RaggedTensor.from_nested_row_lengths(self._of_all(value.flat_values), lengths)
+        first = tf.cast(self._positions[0], tf.int64)
+        rows, others = tf.split(value.indices, [1, -1], axis=1)
+        places = self._of_all(tf.concat([rows + first, others], axis=1))
+        # All have the same other dims; to be seen to be those of the batch, they are a sum as well.
+        dims = self._all_reduce(value.dense_shape[1:] * tf.cast(first == 0, tf.int64))
+        shape = tf.concat([[tf.constant(self._total, tf.int64)], dims], axis=0)
+        return tf.SparseTensor(places, self._of_all(value.values), shape)
 
     def _values_of_all(self, value: Any, size: int | None) -> Any:
         """One value for each example, or some, such as one for each token."""

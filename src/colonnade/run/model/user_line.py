@@ -7,13 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tensorflow as tf
-
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem
 from colonnade.run.trace.ops import is_users
-
-# What code raises for a number of examples that it does not take.
-NOT_TAKEN = (ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError)
 
 
 class Failures:
@@ -26,7 +21,7 @@ class Failures:
     def noted(self) -> Iterator[None]:
         try:
             yield
-        except NOT_TAKEN as error:
+        except Exception as error:  # a number of examples may lead to any, such as a division by 0
             if not isinstance(error, ColonnadeError):
                 self.last = error
             raise
@@ -45,14 +40,16 @@ class Failures:
             yield
         except ColonnadeError:
             raise
-        except NOT_TAKEN:
+        except Exception:
             noted, self.last = self.last, None
             if noted is None:
                 raise
             whole()
             rows = " or ".join(str(count) for count in dict.fromkeys(counts))
             rule = f"does not take a slice of {rows} examples: {first_line(noted)}{_line(noted)}"
-            fix = "Take the number of examples from the input, keras.ops.shape(x)[0], or use devices=1"
+            fix = "Take the number of examples from the input, keras.ops.shape(x)[0]. Where a batch is not "
+            fix += "examples one after the other, name the inputs that are (split=[...]), let every device "
+            fix += "take a whole batch (per_device=True), or use devices=1"
             raise InvalidArgument(where, [Problem("model", name, rule, fix)]) from None
 
 
@@ -66,7 +63,11 @@ def _line(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """What was said, without the frames that Keras and TensorFlow add."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Of a key that is not there Python shows no more than that, and the texts around it in quotes.
+    missing = isinstance(error, KeyError) and bool(error.args)
+    text = str(error.args[0]) if missing else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     plain = [line for line in lines if not line.startswith(("Exception encountered", "Arguments received"))]
     said = (plain or lines or [type(error).__name__])[0]
-    return re.sub(r"\x1b\[\d+m", "", said).rstrip(".:")
+    said = re.sub(r"\x1b\[\d+m", "", said).rstrip(".:")
+    return f"KeyError: {said}" if missing else said

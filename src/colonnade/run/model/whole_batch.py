@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from colonnade.errors import InvalidArgument, Problem
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.trace.concrete import unconverted
 
 MEAN, SUM = "mean", "sum"
@@ -48,6 +48,12 @@ def with_masks(prediction: Any, masks: Mapping[str, Any]) -> Any:
     for number, mask in masks.items():
         outputs[int(number)]._keras_mask = mask
     return prediction
+
+
+def put_together(prediction: Any, masks: Mapping[str, Any], positions: Any, total: int) -> Any:
+    """The outputs of a whole batch, with the masks on them, from those of the slice at hand."""
+    whole = tf.nest.map_structure(lambda p: gathered(p, positions, total), prediction)
+    return with_masks(whole, {i: gathered(m, positions, total) for i, m in masks.items()})
 
 
 class AddedLosses:
@@ -170,9 +176,23 @@ def untrained(name: str, trainable: Sequence[Any]) -> Iterator[Problem]:
         yield Problem("model", name, rule, fix)
 
 
-def joined(predictions: Sequence[Any]) -> Any:
+def joined(predictions: Sequence[Any], where: str = "fit()") -> Any:
     """The prediction for a batch, from those for its slices. A model may give none."""
+    check(where, _of_other_widths(predictions))
     return tf.nest.map_structure(_one_after_the_other, *predictions)
+
+
+def _of_other_widths(predictions: Sequence[Any]) -> Iterator[Problem]:
+    """Outputs that are as wide as the slice has examples, or as its longest text."""
+    for i, parts in enumerate(zip(*map(tf.nest.flatten, predictions), strict=True)):
+        shapes = [part.shape[1:] for part in parts if isinstance(part, tf.Tensor) and part.shape.rank]
+        if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+            rule = (
+                f"has other dims for each slice, {' and '.join(str(part.shape) for part in parts)}, so that "
+            )
+            rule += "those of a batch cannot be made of them"
+            fix = "Let it be of one width, let every device take a whole batch (per_device=True), or use "
+            yield Problem("output of the model", i, rule, f"{fix}devices=1")
 
 
 def _one_after_the_other(*parts: Any) -> Any:

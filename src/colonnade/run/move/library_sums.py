@@ -40,15 +40,22 @@ class LibrarySums:
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._tokens = collective.tokens(devices)
-        # Whether the graph that is being made is for the first steps on such batches.
-        self.at_first = False
 
     def sums(
-        self, rows: Sequence[Sequence[Any]], *, largest: int = LARGEST, made: Sequence[int] = ()
+        self,
+        rows: Sequence[Sequence[Any]],
+        *,
+        largest: int = LARGEST,
+        made: Sequence[int] = (),
+        first: bool = False,
     ) -> list[list[Any]]:
         """For every device the sums of dense gradients, each of one known shape and dtype on all.
 
-        `made` tells for each gradient when it is there, by some count.
+        Args:
+            rows: for each device its gradients.
+            largest: bytes of a bucket.
+            made: for each gradient when it is there, by some count.
+            first: whether the graph that is being made is for the first steps on such batches.
         """
         sums: list[list[Any]] = [[None] * len(rows[0]) for _ in rows]
         for group in by_dtype(rows[0], range(len(rows[0])), made):
@@ -59,7 +66,7 @@ class LibrarySums:
             for own, row, device, token in zip(sums, rows, self._devices, self._tokens, strict=True):
                 with tf.device(device):
                     held = buckets.packed([row[i] for i in group])
-                    patience = collective.AT_FIRST if self.at_first else collective.PATIENCE
+                    patience = collective.AT_FIRST if first else collective.PATIENCE
                     totals = [
                         collective.summed(vector, self._devices, key, token, patience)
                         for vector, key in zip(held, keys, strict=True)

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
 
+# What is not on a device of its own, above all the batch and its cutting, is here: else it would be on the
+# first card, and reach the others from there.
 HOST = "/device:CPU:0"
 # What ops on a card take from its own memory. All else, such as whole numbers of 32 bits and strings,
 # TensorFlow keeps in the memory of the host, for cards too.

@@ -57,8 +57,8 @@ class CompiledReplica:
                 pairs = [(y, dy) for y, dy in zip(results, upstream, strict=True) if has_gradient(y)]
                 targets, above = zip(*pairs, strict=True) if pairs else ((), ())
                 with tf.device(self._device), tf.name_scope(f"{name}_grad"):
-                    found = iter(tape.gradient(list(targets), watched, output_gradients=list(above)))
-                of_inputs = _once([next(found) if is_smooth else None for is_smooth in smooth])
+                    gradients = iter(tape.gradient(list(targets), watched, output_gradients=list(above)))
+                of_inputs = _once([next(gradients) if is_smooth else None for is_smooth in smooth])
                 # Those of the replica's own variables are among them, as gradients of what was read.
                 return (of_inputs, [None] * len(variables)) if variables else of_inputs
 
@@ -93,8 +93,8 @@ def _copied(traced: Traced) -> Callable[..., list[Any]]:
         mapped = {name: value for name, value in own.items() if name in taken}
         mapped |= {f"^{name}": value for name, value in own.items() if f"^{name}" in taken}
         made = [name for name in outputs if name.removesuffix(":0") not in own]
-        found = iter(tf.graph_util.import_graph_def(graph, mapped, return_elements=made, name=""))
-        return [own[name.removesuffix(":0")] if name not in made else next(found) for name in outputs]
+        results = iter(tf.graph_util.import_graph_def(graph, mapped, return_elements=made, name=""))
+        return [own[name.removesuffix(":0")] if name not in made else next(results) for name in outputs]
 
     return call
 

@@ -275,7 +275,7 @@ class Parallel:
             traced = self._trace(part, i, len(counts))
             if f"{{{{node replica_{i}_on_" in error.message:
                 return self.devices[i]
-            if traced.written or traced.speaks:
+            if traced.written or traced.facts.speaks:
                 continue
             try:
                 traced.on(self.devices[i], part.components(), replica=i)

@@ -25,10 +25,10 @@ def _otherwise(traces: Sequence[Traced], *, timed: bool) -> Iterator[Problem]:
     if len(traces) > 1 and traces[0].marks:
         layer = next(iter(traces[0].marks)).rpartition("/")[0]
         yield Problem("compile", True, f"{layer} is synchronised, which cuts the function in pieces", WITHOUT)
-    if any(traced.speaks for traced in traces):
+    if any(traced.facts.speaks for traced in traces):
         rule = "the function prints, asserts or writes summaries, which XLA would leave out"
         yield Problem("compile", True, rule, WITHOUT)
-    if any(traced.repeats for traced in traces):
+    if any(traced.facts.repeats for traced in traces):
         rule = "the function draws seeded numbers (tf.random.uniform and its kin), which XLA draws otherwise"
         yield Problem("compile", True, rule, "Use tf.random.stateless_uniform, or leave it out")
 

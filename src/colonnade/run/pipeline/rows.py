@@ -75,9 +75,6 @@ class Rows:
         """Those of the micro-batches."""
         return [count for row in self._pipeline.counts(sum(counts)) for count in row]
 
-    def expect(self, *, first: bool) -> None:
-        """It is all the same here."""
-
     def traced(self, batch: Arguments, counts: Sequence[int]) -> list[Objective]:
         parts = slice_specs(batch, self.slices(counts))
         return [self._traces.of_micro_batch(part, i, len(parts)) for i, part in enumerate(parts)]
@@ -181,7 +178,7 @@ class Rows:
                 sizes=sizes,
             )
 
-    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], *, first: bool) -> list[list[Any]]:
         sums: list[Any] = [None] * len(self._traces.parameters)
         for mine, devices in self._by_place(len(gradients)):
             of_stage = [[row[i] for i in mine] for row in gradients]
@@ -192,11 +189,13 @@ class Rows:
     def sums_itself(self, rows: Sequence[Sequence[Any]]) -> Update | None:
         return None
 
-    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
         (gradients,) = copies
-        update = self._traces.update(gradients)
-        rows = self.spread(gradients)
-        return [self._updated(update, mine, i, housed) for i, mine in enumerate(rows)]
+        return self.spread(gradients)
+
+    def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
+        update = self._traces.update(copies[0])
+        return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
 
     def _updated(self, update: Update, gradients: list[Any], row: int, housed: Homes) -> Any:
         if (update, row) not in self._functions:

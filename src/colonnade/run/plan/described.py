@@ -1,5 +1,7 @@
 """The machine that `colonnade plan` plans for, from the options of the command line; no TensorFlow."""
 
+import json
+
 from colonnade.describe.plan import RULES
 from colonnade.describe.topology import Topology
 from colonnade.errors import InvalidArgument, Problem
@@ -28,10 +30,10 @@ def described(
 
 
 def kept(settings: list[str]) -> dict[str, object]:
-    """Parts of a plan that are settled, from `name=value`.
+    """Parts of a plan that are settled, from `name=value`; what is no number and no `true` is a word.
 
-    >>> kept(["stage=1", "sync=local"])
-    {'stage': 1, 'sync': 'local'}
+    >>> kept(["stage=1", "sync=local", "alpha=0.5", "sequence=true"])
+    {'stage': 1, 'sync': 'local', 'alpha': 0.5, 'sequence': True}
     """
     values: dict[str, object] = {}
     for setting in settings:
@@ -39,5 +41,8 @@ def kept(settings: list[str]) -> dict[str, object]:
         if not equals or name not in RULES:
             rule = f"must be name=value, with a name among {', '.join(RULES)}"
             raise InvalidArgument("plan", [Problem("--keep", setting, rule, "Try --keep stage=1")])
-        values[name] = int(value) if value.isdigit() else value
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
     return values

@@ -28,6 +28,7 @@ from colonnade.run.plan.graph_time import graph_time
 from colonnade.run.prove.batch_pace import sparse_gradients
 from colonnade.run.sync.lockstep import Lockstep, Synchronous
 from colonnade.run.train import checks
+from colonnade.run.train.devices_here import devices_here
 from colonnade.run.train.memory import loss_of
 
 # A step is timed for about so long at each size, in rounds; the fastest round counts.
@@ -125,7 +126,7 @@ def workload(
         name=name or getattr(loss, "__name__", "workload"),
         layers=tuple(costs),
         batch=size,
-        device=short(engine.devices[0]),
+        device=_timed_on(engine.devices[0]),
         dtype=engine.parameters[0].dtype.name,
         slots=slots,
         update=update,
@@ -134,7 +135,14 @@ def workload(
         cores=max(paces[-1].cores, 1.0),
         overhead=overhead,
         addition=addition,
+        fits_known=memory,
     )
+
+
+def _timed_on(device: str) -> str:
+    """A card by its model, so that a plan for another machine knows what was timed."""
+    model = devices_here().devices[0].name if hardware.are_cards([device]) else ""
+    return short(device) if not model or model.startswith("device ") else model
 
 
 def _as_tensor(value: Any) -> Any:
@@ -286,7 +294,24 @@ def _whole(
     parameters = sum(map(num_bytes, engine.parameters))
     sparse = sparse_gradients(engine.traces.objectives[0], engine.parameters, size)
     held, rows = sum(s for s, _ in sparse), sum(r for _, r in sparse)
-    return LayerCost("loss", flops, parameters, kept, timings=tuple(timings), sparse=held, rows=rows)
+    pieces = tuple(map(num_bytes, engine.parameters))
+    return LayerCost(
+        "loss", flops, parameters, kept, timings=tuple(timings), sparse=held, rows=rows, pieces=pieces
+    )
+
+
+def _pieces(left: list[int], size: int) -> tuple[int, ...]:
+    """Of the sizes of variables that are left, those of the next layer; none where they do not add up.
+
+    >>> _pieces([3, 1, 5], 4)
+    (3, 1)
+    """
+    count = next((i for i in range(len(left) + 1) if sum(left[:i]) >= size), 0)
+    if sum(left[:count]) != size:
+        return ()
+    taken = tuple(left[:count])
+    del left[:count]
+    return taken
 
 
 def _divided(
@@ -302,6 +327,7 @@ def _divided(
     total = sum(layer.seconds for layer in each) or 1.0
     # Which layer has a sparse parameter is told by its size; one that no layer has alone counts as dense.
     sparse = dict(sparse_gradients(engine.traces.objectives[0], engine.parameters, size))
+    left = list(whole.pieces)
     return [
         replace(
             whole,
@@ -312,6 +338,7 @@ def _divided(
             output=layer.output // size,
             sparse=layer.parameters if layer.parameters in sparse else 0,
             rows=sparse.get(layer.parameters, 0),
+            pieces=_pieces(left, layer.parameters),
             timings=tuple(
                 Timing(t.batch, t.forward * layer.seconds / total, t.backward * layer.seconds / total, t.gain)
                 for t in whole.timings

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import tensorflow as tf
 
+from colonnade.run.prove.drawn_shape import CATEGORIES, SHAPED_BY_OTHERS, shape_of_drawn
 from colonnade.run.prove.numbers_by_place import DrawPlace, places, written
 from colonnade.run.trace.captures import LOOPS
 from colonnade.run.trace.concrete import concrete
@@ -43,6 +44,15 @@ DRAWN = {
     "StatelessRandomBinomial": ("dtype", "S", 1.0),
     "StatelessRandomGammaV2": ("dtype", "T", NORMAL),
     "StatelessRandomGammaV3": ("dtype", "shape_dtype", NORMAL),
+    "StatelessParameterizedTruncatedNormal": ("dtype", "S", NORMAL),
+    "StatelessRandomPoisson": ("dtype", "T", 1),
+    "StatelessRandomUniformFullIntV2": ("dtype", "Tshape", 1),
+    "StatelessRandomUniformFullInt": ("dtype", "T", 1),
+    # The shapes of these are made of several inputs (see `drawn_shape`).
+    "RandomPoissonV2": ("dtype", "S", 1),
+    "RandomGamma": ("T", "S", NORMAL),
+    "Multinomial": ("output_dtype", "", 0),
+    "StatelessMultinomial": ("output_dtype", "", 0),
 }
 # Whole numbers become the smallest that may be drawn: the place of that among the inputs.
 DRAWN_WHOLE = {
@@ -51,8 +61,16 @@ DRAWN_WHOLE = {
     "RandomUniformInt": ("Tout", "T", 1),
 }
 # By what is in the name of an op: numbers by place that are like those that it draws; others are uniform.
-KINDS = (("Binomial", "coin"), ("Gamma", "gamma"), ("Normal", "normal"))
-SHUFFLED = "RandomShuffle"
+KINDS = (
+    ("Binomial", "coin"),
+    ("Gamma", "gamma"),
+    ("Normal", "normal"),
+    ("Poisson", "count"),
+    ("FullInt", "bits"),
+)
+# These have one number for all: what they may draw is said by their inputs, and that one is not far off.
+OF_ONE_NUMBER = (*CATEGORIES, "StatelessParameterizedTruncatedNormal")
+SHUFFLED = ("RandomShuffle", "StatelessShuffle")
 HEARD = ("PrintV2", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
 NUMBER = "colonnade_fixed_number"
 
@@ -137,11 +155,13 @@ def _of_other_nodes(traced: Any, exchange: Callable[..., bool], in_loops: bool) 
 
     def imported(*tensors: Any) -> Any:
         given = {f"{name}:0": tensor for name, tensor in zip(names, tensors, strict=True)}
-        found = tf.graph_util.import_graph_def(definition, input_map=given, return_elements=outputs, name="")
+        results = tf.graph_util.import_graph_def(
+            definition, input_map=given, return_elements=outputs, name=""
+        )
         graph = tf.compat.v1.get_default_graph()
         for name, shape in known.items():  # what the handle of a variable tells is not in a definition
             graph.get_tensor_by_name(name).set_shape(shape)
-        return found
+        return results
 
     specs = [tf.TensorSpec(t.shape, t.dtype, name=f"{NUMBER}_{i}") for i, t in enumerate(traced.inputs)]
     with tf.init_scope():
@@ -170,8 +190,9 @@ def _draws(traced: Any) -> list[tuple[Draw, str, tuple[int, ...] | None]]:
 
 
 def _shape(node: Any) -> tuple[int, ...] | None:
+    """Of what is drawn, where it is known and numbers by place may be taken."""
     shapes = node.attr["_output_shapes"].list.shape
-    if not shapes or shapes[0].unknown_rank:
+    if node.op in OF_ONE_NUMBER or not shapes or shapes[0].unknown_rank:
         return None
     return tuple(dim.size for dim in shapes[0].dim)
 
@@ -197,9 +218,9 @@ def _called(node: Any) -> Iterator[str]:
 
 def _exchanged(nodes: Any, function: str | None, known: Mapping[Draw, DrawPlace], salt: int) -> bool:
     """Exchange the nodes that draw; whether there were any."""
-    found = False
+    exchanged = False
     for node in list(nodes):
-        if node.op == SHUFFLED:
+        if node.op in SHUFFLED:
             _become(node, "Identity", node.input[:1], {"T": node.attr["T"].type})
         elif node.op in DRAWN or node.op in DRAWN_WHOLE:
             place = known.get((function, node.name))
@@ -209,16 +230,16 @@ def _exchanged(nodes: Any, function: str | None, known: Mapping[Draw, DrawPlace]
                 _exchange_by_place(nodes, node, place, salt, of_function=function is not None)
         else:
             continue
-        found = True
-    return found
+        exchanged = True
+    return exchanged
 
 
 def _exchange_by_place(nodes: Any, node: Any, place: DrawPlace, salt: int, *, of_function: bool) -> None:
     dtype, shape, last = {**DRAWN, **DRAWN_WHOLE}[node.op]
     kind = "whole" if node.op in DRAWN_WHOLE else next((k for name, k in KINDS if name in node.op), "uniform")
     limits = [node.input[last], node.input[last + 1]] if kind == "whole" else []
-    dtypes = node.attr[dtype].type, node.attr[shape].type
-    for made in written(node, kind, dtypes, place, salt, limits):
+    dims, index = _dims(nodes, node, shape, of_function=of_function)
+    for made in written(node, dims, kind, (node.attr[dtype].type, index), place, salt, limits):
         if not of_function:  # there, outputs have no names
             made.input[:] = [re.sub(r":[a-z_]\w*:", ":", name) for name in made.input]
         if made.name == node.name:
@@ -238,8 +259,15 @@ def _exchange_for_one(nodes: Any, node: Any, *, of_function: bool) -> None:
     else:
         dtype, shape, place = DRAWN_WHOLE[node.op]
         source = node.input[place]
-    kinds = {"T": node.attr[dtype].type, "index_type": node.attr[shape].type}
-    _become(node, "Fill", [node.input[0], source], kinds)
+    dims, index = _dims(nodes, node, shape, of_function=of_function)
+    _become(node, "Fill", [dims, source], {"T": node.attr[dtype].type, "index_type": index})
+
+
+def _dims(nodes: Any, node: Any, shape: str, *, of_function: bool) -> tuple[str, int]:
+    """The output that is the shape of what a node draws, and its dtype."""
+    if node.op in SHAPED_BY_OTHERS:
+        return shape_of_drawn(nodes, node, of_function=of_function)
+    return node.input[0], node.attr[shape].type
 
 
 def _silenced(nodes: Any, _function: str | None) -> bool:

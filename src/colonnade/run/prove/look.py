@@ -326,13 +326,13 @@ def is_silent(traced: Traced) -> bool:
 
 def _may_draw(traced: Traced) -> bool:
     """Whether anything in a trace could be another number in another run."""
-    found = (node.op for node in nodes(traced.concrete.graph.as_graph_def()))
+    ops = (node.op for node in nodes(traced.concrete.graph.as_graph_def()))
     others = any(
         capture.variable is None and capture.tensor.dtype == tf.resource for capture in traced.captures
     )
     if is_fixed(traced):  # keys are still made, and nothing is drawn with them
-        return others or any(DRAWING.search(op) for op in found if not KEYS.search(op))
-    return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, found))
+        return others or any(DRAWING.search(op) for op in ops if not KEYS.search(op))
+    return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, ops))
 
 
 def _is_stream(capture: Any) -> bool:

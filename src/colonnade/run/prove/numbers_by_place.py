@@ -46,7 +46,9 @@ def places(whole: Sequence[int] | None, part: Sequence[int] | None, start: int, 
         return None
     differ = [i for i, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
     if not differ:
-        return DrawPlace(), DrawPlace()
+        return (
+            None if -1 in whole else (DrawPlace(), DrawPlace())
+        )  # of sizes that nobody knows, any may differ
     axis = differ[0]
     if len(differ) > 1 or (whole[axis], part[axis]) != (total, rows):
         return None
@@ -54,20 +56,27 @@ def places(whole: Sequence[int] | None, part: Sequence[int] | None, start: int, 
 
 
 def written(
-    node: Any, kind: str, dtypes: tuple[int, int], place: DrawPlace, salt: int, limits: Sequence[str]
+    node: Any,
+    dims: str,
+    kind: str,
+    dtypes: tuple[int, int],
+    place: DrawPlace,
+    salt: int,
+    limits: Sequence[str],
 ) -> Iterator[Any]:
     """The nodes, in the syntax of functions, that give a drawing node's numbers; the last one is the result.
 
     Args:
         node: that draws.
-        kind: uniform, normal, gamma, coin or whole.
+        dims: the output that is the shape of what it draws.
+        kind: uniform, normal, gamma, coin, count, bits or whole.
         dtypes: of the numbers and of the shape.
         place: of the draw.
         salt: makes other numbers of the same places.
         limits: the inputs that are the smallest whole number, and the first one that is too large.
     """
     function = _numbers(kind, *dtypes, place.axis, len(limits)).function_def
-    given = [node.input[0], *limits]
+    given = [dims, *limits]
     arguments = [argument.name for argument in function.signature.input_arg]
     constants = dict(zip(arguments[len(given) :], (place.start, place.extent, salt), strict=True))
     inputs = dict(zip(arguments, given, strict=False))
@@ -139,5 +148,7 @@ _MADE: dict[str, Callable[..., Any]] = {
     "normal": lambda uniform, dtype: tf.cast((uniform - 0.5) * 12**0.5, dtype),
     "gamma": lambda uniform, dtype: tf.cast(uniform + 0.1, dtype),
     "coin": lambda uniform, dtype: tf.cast(tf.round(uniform), dtype),
+    "count": lambda uniform, dtype: tf.cast(tf.floor(3 * uniform), dtype),
+    "bits": lambda uniform, dtype: tf.cast(tf.floor(2.0**31 * uniform), dtype),
     "whole": _whole,
 }

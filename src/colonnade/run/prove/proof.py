@@ -20,6 +20,8 @@ from colonnade.run.parallel.tolerance import Values, unlike
 from colonnade.run.prove.fixed_draws import muted, with_numbers_by_place
 from colonnade.run.prove.look import FIRST, STATE, Look
 from colonnade.run.prove.second_looks import at_rest
+from colonnade.run.step.gradient_rows import DENSE
+from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace_cut.sync_cut import call_with_sums
@@ -27,6 +29,8 @@ from colonnade.run.variables.aggregation import is_random_state, rule_of
 from colonnade.run.variables.homes import copy_of
 from colonnade.run.variables.saved_state import named
 
+# What a value is called that shows which rows of a table come twice.
+ROWS = "squared rows of"
 # Of what the slices returned beside losses, more to compare: called with the shares, the traces that gave
 # them, that of the whole, and their batch.
 More = Callable[[Sequence[Share], Sequence[Objective], Objective, Arguments], Values]
@@ -100,7 +104,7 @@ class InSlices:
     def look(self) -> Look:
         share = self.whole.structure
         ends = tf.nest.flatten([share.loss, [g for g in share.gradients if g is not None]], True)
-        written = {v.ref(): v for traced in (self.whole, *self.parts) for v in traced.written}
+        written = {v.ref(): v for traced in self._every for v in traced.written}
         return Look(
             self.batch,
             self.whole,
@@ -164,13 +168,13 @@ class InSlices:
             values: for some variables, by their refs; they are put back.
             batch: another one.
         """
-        found = []
+        shares = []
         for traces, counts in (([self.whole], [sum(self.counts)]), (self.parts, self.counts)):
             with self.look.kept([ref.deref() for ref in values or {}]):
                 for ref, value in (values or {}).items():
                     ref.deref().assign(value)
-                found.append(self._shares(traces, counts, self.batch if batch is None else batch))
-        (whole,), parts = found
+                shares.append(self._shares(traces, counts, self.batch if batch is None else batch))
+        (whole,), parts = shares
         return whole.outputs, [share.outputs for share in parts]
 
     def outputs_of_slices(self) -> list[Any]:
@@ -205,7 +209,7 @@ class InSlices:
 
     def _states(self, counts: Sequence[int]) -> Values:
         """What replicas have made of variables, as one value of each, by name."""
-        shares, found = [count / sum(counts) for count in counts], {}
+        shares, values = [count / sum(counts) for count in counts], {}
         for name, variable in named(ref.deref() for ref in self._copies).items():
             rule, copies = rule_of(variable), self._copies[variable.ref()]
             if _said_first(variable) or any(i not in copies for i in range(len(counts))):
@@ -213,13 +217,13 @@ class InSlices:
             if rule == "first" or not variable.dtype.is_floating:  # counts, of which one replica's is kept
                 each = [copies[i].numpy() for i in range(len(counts) if rule == "sum" else 1)]
                 before = variable.numpy() if rule == "sum" else 0
-                found[f"{STATE} {name}"] = np.asarray(sum(each) - (len(each) - 1) * before)
+                values[f"{STATE} {name}"] = np.asarray(sum(each) - (len(each) - 1) * before)
                 continue
             before = variable.numpy() if rule == "sum" else 0.0
             weights = [1.0] * len(counts) if rule == "sum" else shares
             each = [w * (copies[i].numpy() - before) for i, w in enumerate(weights)]
-            found[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
-        return found
+            values[f"{STATE} {name}"] = np.asarray(before + np.sum(each, axis=0))
+        return values
 
     def _totals(self, shares: Sequence[Share], more: Values) -> Values:
         weight = None if shares[0].weight is None else sum(float(s.weight) for s in shares) or 1.0
@@ -228,18 +232,60 @@ class InSlices:
             values[f"metric {name}"] = _total([s.metrics[name] for s in shares], weight)
         values |= more
         for i, parameter in enumerate(self.whole.parameters):
-            there = [s.gradients[i] for s in shares if s.gradients[i] is not None]
-            if there:
-                name = unlike(values, f"gradient of {_name(parameter)}")
-                values[name] = _total([self._dense(i, g) for g in there], weight)
+            there = [share for share in shares if share.gradients[i] is not None]
+            if not there:
+                continue
+            name, recipe = _name(parameter), self._recipes[i]
+            if self._in_rows(i) and recipe != DENSE:
+                gradient = self._joined(i, there, recipe)
+                values[unlike(values, f"gradient of {name}")] = _total([self._dense(i, gradient)], weight)
+                if not self._drawn(i):
+                    # Most optimizers square row by row: it matters which rows come twice.
+                    squares = _total([self._dense(i, gradient, np.square)], weight and weight**2)
+                    values[unlike(values, f"{ROWS} {name}")] = squares
+            else:
+                each = [self._dense(i, share.gradients[i]) for share in there]
+                values[unlike(values, f"gradient of {name}")] = _total(each, weight)
         return values
 
-    def _dense(self, i: int, gradient: Any) -> Any:
+    def _joined(self, i: int, shares: Sequence[Share], recipe: Recipe) -> Any:
+        """The gradient that the optimizer is given, as a step makes it."""
+        if len(shares) == 1:
+            return shares[0].gradients[i]
+        cuts = [cut(share.gradients[i], share.sizes[i], recipe) for share in shares]
+        totals = [
+            tf.IndexedSlices(
+                tf.concat([part.values for part in column], axis=0),
+                tf.concat([part.indices for part in column], axis=0),
+                column[0].dense_shape,
+            )
+            for column in zip(*cuts, strict=True)
+        ]
+        return joined(totals, recipe, len(shares))[0]
+
+    @cached_property
+    def _recipes(self) -> list[Recipe]:
+        """What cannot be joined is refused elsewhere."""
+        return recipes(self.parts, self.counts, lambda: self.whole)[0]
+
+    @property
+    def _every(self) -> tuple[Objective, ...]:
+        return (self.whole, *self.parts)
+
+    def _drawn(self, i: int) -> bool:
+        """Whether the rows that are looked up come of random numbers, and so are others on one device."""
+        forms = [traced.forms[i] for traced in self._every]
+        return any(isinstance(form, tuple) and any(piece.drawn for piece in form) for form in forms)
+
+    def _in_rows(self, i: int) -> bool:
+        """Whether all gradients of a variable are sparse."""
+        return all(isinstance(t.structure.gradients[i], tf.IndexedSlices) for t in self._every)
+
+    def _dense(self, i: int, gradient: Any, of_rows: Callable[[Any], Any] = np.asarray) -> Any:
         """Of a table that is looked up in rows, the rows that are there; of all others, everything."""
-        every = [traced.structure.gradients[i] for traced in (self.whole, *self.parts)]
-        if not all(isinstance(g, tf.IndexedSlices) for g in every):
+        if not self._in_rows(i) or not isinstance(gradient, tf.IndexedSlices):
             return dense(gradient)
-        indices, values = gradient.indices.numpy(), dense(gradient.values)
+        indices, values = gradient.indices.numpy(), of_rows(dense(gradient.values))
         known = self._looked_up.setdefault(i, np.unique(indices))
         places = np.searchsorted(known, indices)
         if (places >= len(known)).any() or (known[np.minimum(places, len(known) - 1)] != indices).any():

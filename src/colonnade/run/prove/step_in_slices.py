@@ -99,7 +99,17 @@ class StepInSlices:
         pairs = [(v, self.look.several.get(k)) for k, v in self.look.one.items() if k.startswith("gradient")]
         norms = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs if b is not None]
         ratios = [a / b for a, b in norms if b > 0]
-        return bool(ratios and abs(float(np.median(ratios)) / len(self.counts) - 1) < 0.15)
+        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self.counts))
+
+    def given(self, place: int) -> tuple[Any, list[Any]]:
+        """What else the traces give, at such a place: that of the whole batch, and of each slice."""
+        with self.look.kept():
+            whole = self.whole.pack(self.whole.on(self._step.devices[0], self.batch.components(), {}))
+        with self.look.kept():
+            self._step.copies.begin()
+            each = zip(self._parts, self._step.called(self._parts, self.batch), strict=True)
+            parts = [traced.pack(leaves)[place] for traced, leaves in each]
+        return whole[place], parts
 
     def _alone(self, batch: Arguments) -> Values:
         leaves = self.whole.on(self._step.devices[0], batch.components(), {})

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
@@ -19,14 +18,15 @@ from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import limited, misfits, of_replicas
+from colonnade.run.model.batch_norms import frozen, norms_of_slices
 from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.prove import slice_failure
 from colonnade.run.prove.look import FIRST, NOT_FINITE, STATE, Look
-from colonnade.run.prove.proof import InSlices, More, nothing_more
+from colonnade.run.prove.proof import ROWS, InSlices, More, nothing_more
 from colonnade.run.prove.second_looks import bounds_said, with_gaps
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.step.objective import Objective
 from colonnade.run.sync.lockstep import Lockstep
-from colonnade.run.trace.keras_owner import layers_of
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.saved_state import named
 
@@ -78,8 +78,8 @@ class Prover:
     ) -> InSlices:
         """The batch as the training computes it, from the traces that it uses."""
         parts = [traces.objective(p, i, len(counts)) for i, p in enumerate(slice_specs(batch, counts))]
-        found = InSlices(traces.of_one_device(batch), parts, counts, batch, traces.devices[0], more, where)
-        return quiet(found)
+        whole = traces.of_one_device(batch)
+        return quiet(InSlices(whole, parts, counts, batch, traces.devices[0], more, where))
 
     def _say(self, line: str) -> None:
         if not self._aside:
@@ -135,7 +135,7 @@ class Prover:
 
     def _warn_of_bounds(self, traced: Traced) -> None:
         """Of what is kept and goes on being a mean only as long as no slice alone reaches a bound."""
-        of_norms = {v.value.ref() for norm in _norms(traced) for v in norm.variables}
+        of_norms = {v.value.ref() for norm in norms_of_slices(traced) for v in norm.variables}
         for said in bounds_said(traced, of_norms):
             warnings.warn(f"{self._where}: {said}", stacklevel=2)
 
@@ -160,6 +160,15 @@ class Prover:
         whole, rows = traces.of_one_device(batch), batch.size(self._where) or 0
         (part,) = slices(with_zeros(batch), [rows])
         return not any(misfits(of_replicas(whole, traces.optimizer, part, device, "shared", 1)))
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While what differs is told to whoever asks, and not to the user."""
+        warns, self._warns = self._warns, False
+        try:
+            yield
+        finally:
+            self._warns = warns
 
     def proved(self, look: Look) -> bool:
         """Whether nothing differs; then it is said."""
@@ -201,8 +210,8 @@ class Prover:
 
     def _without_draws(self, trained: F, calm: F | None) -> F | None:
         """The same of what was computed without training, if that is there; where it is not equal yet."""
-        found = calm or trained
-        return (self.without_draws(found) if found.look.unequal else None) or calm
+        computed = calm or trained
+        return (self.without_draws(computed) if computed.look.unequal else None) or calm
 
     def unproved(self, why: str) -> None:
         """Nothing can be compared: said to all, for a mistake would go unseen."""
@@ -231,9 +240,10 @@ class Prover:
 
         with self.within_memory():
             found = self.in_training(engine.traces, batch, counts)
-            amiss = self.wrong(found, with_gaps(batch, counts), judge)
-            if amiss is not None:
-                self.refuse(*self.told_wrong(found, amiss, judge), ("loss", name))
+            with slice_failure.told(self._where, name, lambda: found.look, slice_failure.WHOLE):
+                amiss = self.wrong(found, with_gaps(batch, counts), judge)
+                if amiss is not None:
+                    self.refuse(*self.told_wrong(found, amiss, judge), ("loss", name))
 
     def examine_step(self, found: StepInSlices, again: Callable[[], StepInSlices], name: str) -> None:
         """Prove what a step of a model's own does; raise, if it is not the same on several devices.
@@ -244,9 +254,9 @@ class Prover:
         def judge(trained: StepInSlices) -> tuple[StepInSlices, StepInSlices | None] | None:
             if self.proved(trained.look):
                 return None
-            norms, calm = _norms(trained.whole), None
+            norms, calm = norms_of_slices(trained.whole), None
             if norms:
-                with _frozen(norms):
+                with frozen(norms):
                     calm = quiet(again().anew(trained.batch, trained.where))
             calm = self._without_draws(trained, calm)
             right = calm is not None and self.proved_but_for_training(trained, calm)
@@ -297,17 +307,17 @@ class Prover:
         warnings.warn(f"{self._where}: {problem}", stacklevel=2)
 
 
-def _in_range(found: F) -> F:
+def _in_range(comparison: F) -> F:
     """The same with a smaller loss, where halves cannot hold the gradients of this one."""
-    if not isinstance(found, InSlices) or found.look.untold != NOT_FINITE:
-        return found
-    smaller = (replace(found, scale=scale) for scale in SMALLER)
-    return next((other for other in smaller if other.look.untold is None), found)
+    if not isinstance(comparison, InSlices) or comparison.look.untold != NOT_FINITE:
+        return comparison
+    smaller = (replace(comparison, scale=scale) for scale in SMALLER)
+    return next((other for other in smaller if other.look.untold is None), comparison)
 
 
-def quiet(found: F) -> F:
+def quiet(comparison: F) -> F:
     """What was found, with nothing printed when it is run once more."""
-    return found if found.look.silent else found.muted()
+    return comparison if comparison.look.silent else comparison.muted()
 
 
 def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
@@ -317,35 +327,16 @@ def _without_training(trained: InSlices, trace: Trace) -> InSlices | None:
         values = [False if leaf.path == "training" else leaf.value for leaf in leaves]
         batch = trained.batch.with_values(values)
         return quiet(InSlices.traced(trace, trained.counts, batch, trained.device))
-    norms = _norms(trained.whole)
+    norms = norms_of_slices(trained.whole)
     if not norms:
         return None
-    with _frozen(norms):
+    with frozen(norms):
         return quiet(InSlices.traced(trace, trained.counts, trained.batch, trained.device))
 
 
-def _norms(traced: Traced) -> list[Any]:
-    """Batch normalisations whose statistics are those of the slice."""
-    layers = {id(layer): layer for layer in layers_of(traced.written)}
-    norm = keras.layers.BatchNormalization
-    return [layer for layer in layers.values() if isinstance(layer, norm) and not layer.synchronized]
-
-
-@contextmanager
-def _frozen(norms: Sequence[Any]) -> Iterator[None]:
-    """While they do as without training: they take the moving averages."""
-    for layer in norms:
-        layer.trainable = False
-    try:
-        yield
-    finally:
-        for layer in norms:
-            layer.trainable = True
-
-
-def _only_states(found: Found) -> bool:
+def _only_states(comparison: Found) -> bool:
     """Whether it differs in statistics by which nothing else differs, so that nothing would show it later."""
-    return all(row.leaf.startswith(STATE) for row in found.look.unequal)
+    return all(row.leaf.startswith(STATE) for row in comparison.look.unequal)
 
 
 def _largest(rows: Sequence[Comparison]) -> str:
@@ -374,6 +365,12 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
         fix = "Give it a mean, say aggregation= of the variable if it is a sum, count examples with a "
         fix += f"keras.metrics.Sum, or train on one device (devices=1); {GO_ON}"
         return Problem("variable", name, rule, fix)
+    if worst.leaf.startswith(ROWS):
+        rule = "is looked up at rows of which a slice has others, or more of them, than the whole batch, and "
+        rule += f"optimizers take rows one by one: {seen}"
+        fix = "Look it up by the ids of examples, or read it as a whole: "
+        fix += "tf.gather(tf.convert_to_tensor(table), ids)"
+        return Problem("variable", worst.leaf.removeprefix(f"{ROWS} "), rule, f"{fix}; {GO_ON}")
     logs = [row for row in unequal if row.leaf.startswith("log")]
     if isinstance(comparison, StepInSlices) and logs == unequal:  # what it trains is equal
         rule = f"tells what is no mean over the examples, and the mean of the slices is told: {seen}"

@@ -1,7 +1,7 @@
 """Records some steps of a fit, and makes a timeline of them."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,10 +27,11 @@ class Profiling:
     Args:
         steps: which, counted from 1; None for none.
         converted: makes a timeline of what was recorded, given the number of the first step.
+        devices: those that are trained on.
     """
 
-    def __init__(self, steps: range | None, converted: Converted) -> None:
-        self._steps, self._converted = steps or range(0), converted
+    def __init__(self, steps: range | None, converted: Converted, devices: Sequence[str] = ()) -> None:
+        self._steps, self._converted, self._devices = steps or range(0), converted, devices
         self._recording: Recording | None = None
         self._first = 0
         self.timeline: Timeline | None = None
@@ -47,7 +48,7 @@ class Profiling:
         """
         wanted = done + 1 < self._steps.stop and done + most >= self._steps.start
         if self._recording is None and self.timeline is None and wanted:
-            self._recording, self._first = started(), step + 1
+            self._recording, self._first = started(self._devices), step + 1
 
     def after(self, done: int) -> Timeline | None:
         """After some steps: the timeline, if these were the last that it is to have."""
@@ -80,9 +81,9 @@ class Profiling:
             self._recording = None
 
 
-def started() -> Recording:
-    """A recording that has begun."""
-    if hardware.has_cards():
+def started(devices: Sequence[str]) -> Recording:
+    """A recording that has begun, of a training on these devices."""
+    if any(map(hardware.is_card, devices)):
         warnings.warn(NOT_OF_CARDS, stacklevel=2)
     recording = Recording()
     try:

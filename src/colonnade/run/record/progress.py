@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class Progress:
         if logdir is not None:
             folder = Path(logdir)
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer = tf.summary.create_file_writer(str(folder))
+            self._writer = tf.summary.create_file_writer(os.fsencode(folder))
             self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def __enter__(self) -> "Progress":

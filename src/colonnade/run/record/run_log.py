@@ -14,6 +14,7 @@ from typing import Any
 
 from colonnade.describe.run_folder import FORMAT, METRICS, PREDICTED, PROGRESS, RUN, TIMELINE
 from colonnade.describe.timeline import Timeline
+from colonnade.describe.whole_file import write_whole
 from colonnade.errors import InvalidArgument, Problem
 
 # Seconds between two looks at the memory in use.
@@ -87,7 +88,7 @@ class RunLog:
     def profiled(self, timeline: Timeline) -> None:
         """Some steps were profiled."""
         if self._folder is not None:
-            replace(self._folder / TIMELINE, timeline.to_json())
+            write_whole(self._folder / TIMELINE, timeline.to_json())
 
     def predicted(self, timeline: Timeline | None) -> None:
         """A step as it was simulated, if it was; what an earlier fit had predicted is no longer said."""
@@ -95,12 +96,12 @@ class RunLog:
             if timeline is None:
                 (self._folder / PREDICTED).unlink(missing_ok=True)
             else:
-                replace(self._folder / PREDICTED, timeline.to_json())
+                write_whole(self._folder / PREDICTED, timeline.to_json())
 
     def _describe(self) -> None:
         if self._folder is not None:
             text = json.dumps({"format": FORMAT, **self._facts()}, indent=1)
-            replace(self._folder / RUN, text + "\n")
+            write_whole(self._folder / RUN, text + "\n")
 
     def _note(self, event: str, **figures: Any) -> None:
         if self._folder is None:
@@ -118,13 +119,3 @@ def end_last_line(path: Path) -> None:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             file.write(b"\n")
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file so that at any moment the old one or the new one is there, whole."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -34,9 +34,9 @@ def sums(devices: tuple[str, ...]) -> Verdict:
         return Verdict(None, "it takes two devices")
     cards = hardware.are_cards(devices)
     size = ON_CARDS if cards else ELSEWHERE
-    found = {way: _tried(sums_of, devices, size) for way, sums_of in _ways(devices).items()}
-    right = {way: sums == _expected(devices, size) for way, (sums, _) in found.items()}
-    seconds = {way: each for way, (_, each) in found.items()}
+    tried = {way: _tried(sums_of, devices, size) for way, sums_of in _ways(devices).items()}
+    right = {way: sums == _expected(devices, size) for way, (sums, _) in tried.items()}
+    seconds = {way: each for way, (_, each) in tried.items()}
     words, no_answer = "", ""
     refused = any(collective.refusals(devices))
     asked = None if refused else children.sums(children.cards_of(devices)[: len(devices)])
@@ -44,11 +44,11 @@ def sums(devices: tuple[str, ...]) -> Verdict:
         answer, version = asked
         words = answer.words
         no_answer = answer.trouble or ("" if version else "the sums did not go through it")
-        told = {} if no_answer else {each["size"]: each for each in answer.said}
+        by_size = {} if no_answer else {each["size"]: each for each in answer.said}
         # Of every size: the library takes another way for short messages, and models have both.
         sizes = (*collective.SIZES[:-1], size)
-        right[LIBRARY] = all(told.get(n, {}).get("sums") == _expected(devices, n) for n in sizes)
-        seconds[LIBRARY] = told.get(size, {}).get("seconds", float("inf"))
+        right[LIBRARY] = all(by_size.get(n, {}).get("sums") == _expected(devices, n) for n in sizes)
+        seconds[LIBRARY] = by_size.get(size, {}).get("seconds", float("inf"))
     wrong = [way for way, is_right in right.items() if not is_right and not (no_answer and way == LIBRARY)]
     failed = [f"wrong: {', '.join(wrong)}"] if wrong else []
     failed += [f"no answer of {LIBRARY}: {no_answer}"] if no_answer else []
@@ -86,9 +86,9 @@ def _on_cards(
         way: {"ms": round(1e3 * took, 6), "GB/s per card": round(moved / took / 1e9, 2)}
         for way, took in seconds.items()
     }
-    told = ", ".join(f"{way} {figure['GB/s per card']:g}" for way, figure in figures.items())
+    bandwidths = ", ".join(f"{way} {figure['GB/s per card']:g}" for way, figure in figures.items())
     links = f"{published / 1e9:g}" if np.isfinite(published) else "unknown"
-    said = "; ".join([*failed, f"GB/s per card: {told}", f"the links have {links}"])
+    said = "; ".join([*failed, f"GB/s per card: {bandwidths}", f"the links have {links}"])
     extra = {"links, GB/s per card": links, "bytes": 4 * size}
     return Verdict(not failed, said, {**figures, **extra}, words)
 

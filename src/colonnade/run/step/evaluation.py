@@ -96,7 +96,7 @@ class Evaluation:
             raise InvalidArgument("evaluate()", [Problem("layer", name, rule, fix)])
         bindings = [self._housed.bindings(i, traced.captures) for i, traced in enumerate(traces)]
         for i, traced in enumerate(traces):
-            if traced.compiles:
+            if traced.facts.compiles:
                 self._housed.make_stand_ins(i, traced.captures, compiled=True)
 
         def sums(*components: Any) -> Any:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.move.reduce import add
-from colonnade.run.step.gradient_rows import DENSE, MIXED, ONCE, OWN, SAME, Form
+from colonnade.run.step.gradient_rows import DENSE, FOLDED, MIXED, ONCE, OWN, SAME, Form
 from colonnade.run.step.objective import Objective, Share
 
 # For a parameter: None if its gradients are added as they are; `dense` if they are made dense before; the
@@ -64,10 +64,21 @@ def _problems(name: str, forms: Sequence[Form], counts: Sequence[int]) -> Iterat
     if any(isinstance(form, tuple) and MIXED in _kinds(form) for form in forms):
         rule = "is looked up in several ways inside a tf.function or a branch, some of them at fixed rows"
         yield Problem("variable", name, rule, fix)
+    elif any(isinstance(form, tuple) and FOLDED in _kinds(form) for form in forms):
+        yield folded(name)
     elif len({_kinds(form) for form in forms}) > 1 and OWN in _kinds(forms[-1]):
         rule = f"has a gradient of other rows for slices of {_listed(counts)} than for {sum(counts)}, as one "
         rule += "device has it, so that an optimizer would see other rows"
         yield Problem("variable", name, rule, "Look it up in one way, whatever the size of the slice")
+
+
+def folded(name: str) -> Problem:
+    """Of a table that is looked up at what is made of distinct rows."""
+    rule = (
+        "is looked up at rows made of distinct ids (tf.unique) that may be equal again, of which slices have "
+    )
+    rule += "others than the whole batch, so that an optimizer would see other rows"
+    return Problem("variable", name, rule, "Make the rows of the ids first, and take tf.unique of them last")
 
 
 def _listed(counts: Sequence[int]) -> str:

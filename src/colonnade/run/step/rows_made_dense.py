@@ -44,8 +44,8 @@ def cut_update(update: Any, num_components: int, known: Mapping[int, Sequence[in
     gate, *inputs = update.inputs
     components, handles = inputs[:num_components], inputs[num_components:]
     ops = update.graph.get_operations()
-    told = _told(update, known)
-    loose = [op for op in ops if op.type != GIVEN and not _fixed(op, told)]
+    graph = _told(update, known)
+    loose = [op for op in ops if op.type != GIVEN and not _fixed(op, graph)]
     first = {op.name: op for op in ancestors(*loose) if op.type != GIVEN}
     given = {tensor.op.name for tensor in (gate, *components)}
     if not first or not all(_alone(op, first, given) for op in first.values()):
@@ -88,7 +88,7 @@ def _told(update: Any, known: Mapping[int, Sequence[int]]) -> Any:
     return concrete(same, *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in update.inputs)).graph
 
 
-def _fixed(op: Any, told: Any) -> bool:
+def _fixed(op: Any, graph: Any) -> bool:
     """Whether XLA may have it: plain arithmetic on what is of one size in every step.
 
     Variables tell their shapes where the update was traced, and rows that have become a table in `told`.
@@ -98,7 +98,7 @@ def _fixed(op: Any, told: Any) -> bool:
         if tensor.shape.is_fully_defined():
             return True
         given = tensor.op.type == GIVEN
-        return not given and told.get_tensor_by_name(tensor.name).shape.is_fully_defined()
+        return not given and graph.get_tensor_by_name(tensor.name).shape.is_fully_defined()
 
     return op.type in PLAIN and all(known(tensor) for tensor in (*op.inputs, *op.outputs))
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import BrokenSums, Problem, check
+from colonnade.hardware import devices as hardware
 from colonnade.run.batch.shares import MeasuredShares
 from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.batch.zeros import with_zeros
@@ -162,7 +163,7 @@ class Lockstep(GraphEngine):
 
     def prepare(self, batch: Arguments) -> None:
         self._check(batch)
-        if limited(self.workers.every_device):
+        if hardware.has_limits() and limited(self.workers.every_device):
             counts = self.cut(batch)
             self.traces.check_memory(batch, max(counts), len(counts), lambda: self.memory(batch))
         self.traces.build()
@@ -252,7 +253,6 @@ class Lockstep(GraphEngine):
         own = self.peers.own(counts)
         self.peers.begin_graph()
         how = self._how(batch)
-        self.workers.expect(first=self._kind(batch) not in self._begun)
         late = self.housed.late.of(self._traced(batch), own)
         with tf.control_dependencies(self.housed.late.before(late, own)):
             shares, calls = self.workers.compute(batch, counts, self.housed, how)
@@ -263,7 +263,8 @@ class Lockstep(GraphEngine):
         known: Bindings = {}
         plain = self.plain_sum and sums.weight is None and not self._several
         at_once = self.workers.sums_itself(rows) if plain else None
-        by_copy = [[]] if at_once is not None else totals_of(shares, how, self.workers.reduced)
+        reduced = partial(self.workers.reduced, first=self._kind(batch) not in self._begun)
+        by_copy = [[]] if at_once is not None else totals_of(shares, how, reduced)
         present = [sum(gradient is not None for gradient in column) for column in zip(*rows, strict=True)]
         if self._several:
             traces = self._traced(batch)
@@ -283,6 +284,7 @@ class Lockstep(GraphEngine):
             if self.workers.unbroken:
                 calls = [*calls, *components([gradient for copy in copies for gradient in copy])]
             copies, loss, penalty = self._with_penalty(copies, loss, calls)
+            copies = self.workers.everywhere(copies)
             write = partial(self._written, copies, working, known, late)
         if self.shares is not None:
             self.shares.note([share.seconds for share in shares], own)

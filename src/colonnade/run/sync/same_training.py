@@ -2,21 +2,22 @@
 
 import base64
 import hashlib
+import re
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.traces import Traces
+from colonnade.run.machines.graph_digest import GraphDigest
 from colonnade.run.machines.peers import Peers
 from colonnade.run.machines.same_batch import kind_of
 from colonnade.run.sync.over_machines import other_batch
-from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import METRICS, REPLICAS, SavedState, named
@@ -25,9 +26,7 @@ SEED = "Set the same values on every machine: seed with keras.utils.set_random_s
 SPOILT = "A machine computed something else, or was told to: look into that, and go on from the last save"
 SHOWN = 3  # of the variables that differ
 STEP = "the first step on such a batch"
-# What ops are told that says where something is, or how it is called, and not what is computed. A seed of
-# tf.random belongs to a replica, and so does the beginning of what tf.print prints.
-NAMES = ("shared_name", "container", "message", "token", "template", "seed", "seed2")
+OPAQUE = (tf.resource, tf.variant)  # what has no value that could be read
 
 
 def same_training(
@@ -45,14 +44,17 @@ def same_training(
     parameters = traces.parameters
     shapes = [f"{p.name}{tuple(p.shape)}{p.dtype.name}" for p in parameters]
     optimizer = traces.optimizer
+    known = {p.ref(): f"parameter {i}" for i, p in enumerate(parameters)}
+    known |= {slot.ref(): f"slot {i}" for i, slot in enumerate(traces.slots)}
+    compared = traces.objectives if alike else traces.objectives[:1]
     facts = {
         "model": f"{len(parameters)} variables, {sum(p.shape.num_elements() for p in parameters)} numbers, "
         f"{_short(shapes)}",
         "optimizer": f"{type(optimizer).__name__}, {len(traces.slots)} variables",
         "batch": str([f"{leaf.path}{_dims(leaf.value, peers)}" for leaf in batch.tensors]),
         "slices": "of its own" if peers.sharded else str(tuple(counts)),
-        "graph": f"ops {_short(_ops(traces.objectives) if alike else _kinds(traces.objectives[0]))}",
-        "update": f"ops {_short(_ops([traces.update(traces.specs)]))}",
+        "graph": f"ops {_short(_ops(compared, known, sizes=alike))}",
+        "update": f"ops {_short(_ops([traces.update(traces.specs)], known))}",
     }
     peers.agree(STEP, facts)
 
@@ -63,28 +65,53 @@ def _dims(tensor: Any, peers: Peers) -> tuple[int | None, ...]:
     return (None, *dims[1:]) if peers.sharded and dims else dims
 
 
-def _ops(traces: Sequence[Traced | Any]) -> list[str]:
-    """A digest of each op, with what it is told. Names and their order may differ from process to process."""
-    graphs = [traced.concrete.graph.as_graph_def() for traced in traces]
-    return sorted(_digest(node) for graph in graphs for node in nodes(graph))
+def _ops(traces: Sequence[Traced | Any], known: Mapping[Any, str], *, sizes: bool = True) -> list[str]:
+    """A digest of each op, with what it is told and what it is computed from."""
+    digests = []
+    for traced in traces:
+        graph = traced.concrete.graph
+        digests += GraphDigest(graph.as_graph_def(), _labels(traced.concrete, known), sizes=sizes).ops
+    return sorted(digests)
 
 
-def _digest(node: Any) -> str:
-    told = hashlib.sha256(node.op.encode())
-    for name in sorted(node.attr):
-        value = node.attr[name]
-        if name.startswith("_") or name in NAMES or value.WhichOneof("value") == "func" or value.list.func:
-            continue
-        if name == "value" and node.attr["dtype"].type == tf.string.as_datatype_enum:
-            continue  # words, with names in them
-        told.update(name.encode() + value.SerializeToString(deterministic=True))
-    return told.hexdigest()
+def _labels(concrete: Any, known: Mapping[Any, str]) -> dict[str, str]:
+    """What the inputs of a traced function are, by name.
+
+    Args:
+        concrete: the function.
+        known: by their refs, what variables are.
+    """
+    of_variables = {
+        id(variable.handle): known.get(variable.ref()) or _described(variable)
+        for variable in concrete.graph.variables
+    }
+    tensors = concrete.captured_inputs
+    given = len(concrete.inputs) - len(tensors)
+    labels = {tensor.op.name: f"argument {i}" for i, tensor in enumerate(concrete.inputs[:given])}
+    for tensor, placeholder in zip(tensors, concrete.inputs[given:], strict=True):
+        labels[placeholder.op.name] = of_variables.get(id(tensor)) or _value(tensor)
+    return labels
 
 
-def _kinds(traced: Traced | Any) -> list[tuple[str, int]]:
-    """How many ops of each kind there are, whatever the sizes of what they are given."""
-    ops = nodes(traced.concrete.graph.as_graph_def())
-    return sorted(Counter(f"{node.op} {node.attr['T'].type}" for node in ops).items())
+def _described(variable: Any) -> str:
+    """Of a variable that is neither trained nor the optimizer's; Keras counts names up, on each machine."""
+    return f"{re.sub(r'_[0-9]+', '', variable.name)}{tuple(variable.shape)}{variable.dtype.name}"
+
+
+def _value(tensor: Any) -> str:
+    """Of a tensor that the function has from around it."""
+    kind = f"a tensor {tensor.dtype.name}{tensor.shape}"
+    if not hasattr(tensor, "numpy") or tensor.dtype in OPAQUE:
+        return kind
+    return f"{kind} {zlib.crc32(_bytes(tensor))}"
+
+
+def _bytes(value: Any) -> bytes:
+    """What a value is, bit for bit; of words an array has but the places in memory."""
+    array = value.numpy()
+    if value.dtype == tf.string:
+        return repr(array.tolist() if isinstance(array, np.ndarray) else array).encode()
+    return bytes(np.asarray(array).tobytes())
 
 
 def unequal_batches(names: Sequence[str], every: Sequence[Sequence[int]]) -> Iterator[Problem]:
@@ -133,16 +160,17 @@ def _same_batch(peers: Peers, own: Sequence[int], where: str) -> None:
 
 
 def same_values(peers: Peers, housed: Homes, where: str, fix: str = SEED) -> None:
-    """Raise, on every machine, if parameters, slots or states are not bit for bit the same on all."""
+    """Raise, on every machine, if a parameter, slot, state or constant is not bit for bit the same on all."""
     random = {state.original.ref() for state in housed.states.values() if state.random}
     states = [s.original for s in housed.states.values() if s.original.ref() not in random]
-    variables = named([*housed.parameters, *housed.slots, *states])
+    constants = [v for v in housed.constants() if v.dtype not in OPAQUE]  # such as layers that are frozen
+    variables = named([*housed.parameters, *housed.slots, *states, *constants])
     compared(peers, {name: housed.current(v).read_value() for name, v in variables.items()}, where, fix)
 
 
 def compared(peers: Peers, values: dict[str, Any], where: str, fix: str = SEED) -> None:
     """Raise, on every machine, if one of these values is another on some machine: it names both."""
-    sums = {name: zlib.crc32(value.numpy().tobytes()) for name, value in values.items()}
+    sums = {name: zlib.crc32(_bytes(value)) for name, value in values.items()}
     everyone = peers.exchange(where, sums)
     problems = []
     for name in sums:

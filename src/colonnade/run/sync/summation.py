@@ -33,11 +33,6 @@ class Summation:
         # After a sum that was broken off, the library refuses all that follow.
         self.unbroken = self._library is not None
 
-    def expect(self, *, first: bool) -> None:
-        """Whether sums are for the first steps on some batches, to which devices may come late."""
-        if self._library is not None:
-            self._library.at_first = first
-
     @property
     def _everywhere(self) -> bool:
         return self._settings.mode == "mirrored"
@@ -48,6 +43,8 @@ class Summation:
         order: Order,
         owners: Sequence[int] = (),
         made: Sequence[int] = (),
+        *,
+        first: bool = False,
     ) -> list[list[Any]]:
         """For the first copy of the variables the sum of each gradient; for others those that arrive there.
 
@@ -56,6 +53,7 @@ class Summation:
             order: along which to sum what takes the tree.
             owners: for each gradient the device that updates its parameter, where variables are partitioned.
             made: for each gradient when it is there, by some count, so that the first ones travel together.
+            first: whether sums are for the first steps on some batches, to which devices may come late.
         """
         working = self._devices[: len(gradients)]
         even = self._even(gradients)
@@ -63,10 +61,11 @@ class Summation:
         copies = [_along(order, others, working, made)]
         if even:
             rows = [[row[i] for i in even] for row in gradients]
-            arrived = self._summed(rows, [owners[i] for i in even if owners], [made[i] for i in even if made])
+            own = [owners[i] for i in even if owners]
+            arrived = self._summed(rows, own, [made[i] for i in even if made], first=first)
             copies += [[None] * len(gradients[0]) for _ in arrived[1:]]
-            for copy, own in zip(copies, arrived, strict=True):
-                for i, total in zip(even, own, strict=True):
+            for copy, totals in zip(copies, arrived, strict=True):
+                for i, total in zip(even, totals, strict=True):
                     copy[i] = total
         return copies
 
@@ -82,12 +81,12 @@ class Summation:
         return self._settings.reduce == AUTO and size < SMALL * len(self._devices)
 
     def _summed(
-        self, rows: Sequence[Sequence[Any]], owners: Sequence[int], made: Sequence[int]
+        self, rows: Sequence[Sequence[Any]], owners: Sequence[int], made: Sequence[int], *, first: bool
     ) -> list[list[Any]]:
         if owners:
             return [owner_sums(rows, self._devices, owners, made=made)]
         if self._library is not None and len(rows) == len(self._devices) and can_sum(rows[0]):
-            return self._library.sums(rows, made=made)
+            return self._library.sums(rows, made=made, first=first)
         return ring_sums(rows, self._devices, everywhere=self._everywhere, made=made)
 
     def moved(self, specs: Sequence[Any], owners: Sequence[int] = ()) -> tuple[Moved, set[int]]:

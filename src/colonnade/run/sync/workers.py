@@ -56,16 +56,15 @@ class Workers(Protocol):
     def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
 
-    def expect(self, *, first: bool) -> None:
-        """Be told whether the graph to be made is for the first steps on such batches."""
-
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
     ) -> tuple[list[Share], list[Any]]:
         """What every worker adds to the step, and what to wait for until all have computed."""
 
-    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], *, first: bool) -> list[list[Any]]:
         """The sum of each gradient over the workers, for the first copy of the variables.
+
+        `first` is whether the graph that is being made is for the first steps on such batches.
 
         There may be lists for the other copies too, with the sums that arrive there by the same way.
         """
@@ -76,8 +75,14 @@ class Workers(Protocol):
     def spread(self, gradients: list[Any]) -> list[list[Any]]:
         """What is where the first copy of the variables is, once for every copy."""
 
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
+        """The gradients of every copy of the variables: what `reduced` did not bring there is sent there.
+
+        To be called before it is asked whether all is finite: nothing on its way waits for the answer.
+        """
+
     def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
-        """Ops that update every copy of the variables, from what `reduced` gave."""
+        """Ops that update every copy of the variables, from what `everywhere` gave."""
 
     def culprit(self, worker: int, bad: Sequence[str]) -> str:
         """The device on which something is not finite; `bad` are the variables with such a gradient."""
@@ -141,15 +146,12 @@ class Replicas:
 
     def bind(self, housed: Homes) -> None:
         for objective in self._traces.objectives:
-            compiled = self._settings.compilation.on or objective.compiles
+            compiled = self._settings.compilation.on or objective.facts.compiles
             for i in range(len(self._devices)):
                 housed.bindings(i, objective.captures)
                 housed.make_stand_ins(i, objective.captures, compiled=compiled)
             if self._late:
                 housed.late.prepare(objective)
-
-    def expect(self, *, first: bool) -> None:
-        self._summation.expect(first=first)
 
     def compute(
         self, batch: Arguments, counts: Sequence[int], housed: Homes, how: Sequence[Recipe]
@@ -181,9 +183,9 @@ class Replicas:
         """Along which to sum over so many devices, the first ones."""
         return self._along if num_working == len(self._devices) else star(num_working)
 
-    def reduced(self, gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def reduced(self, gradients: Sequence[Sequence[Any]], *, first: bool) -> list[list[Any]]:
         order, made = self._order(len(gradients)), self._traces.objectives[0].made
-        return self._summation.sums(gradients, order, self._owner_positions(), made)
+        return self._summation.sums(gradients, order, self._owner_positions(), made, first=first)
 
     def _owner_positions(self) -> list[int]:
         """For each parameter the device that owns it; empty where variables are not partitioned."""
@@ -211,12 +213,11 @@ class Replicas:
 
     def updated(self, copies: Sequence[list[Any]], housed: Homes) -> list[Any]:
         update = self._placed_update(copies[0])
-        if self._settings.mode == "mirrored" and len(self._devices) > 1:
-            copies = self._everywhere(copies)
         return [self._updated(update, mine, i, housed) for i, mine in enumerate(copies)]
 
-    def _everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
-        """The gradients of all copies; what has not arrived at others yet is sent there from the first."""
+    def everywhere(self, copies: Sequence[list[Any]]) -> list[list[Any]]:
+        if self._settings.mode != "mirrored" or len(self._devices) == 1:
+            return [list(copy) for copy in copies]
         first, *others = copies
         missing = [i for i, g in enumerate(first) if g is not None and (not others or others[0][i] is None)]
         sent = self.spread([first[i] for i in missing])

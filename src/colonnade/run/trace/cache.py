@@ -61,7 +61,7 @@ class TraceCache(Generic[T]):
     def of_micro_batch(self, part: Arguments, number: int, num_micro_batches: int) -> T:
         """One trace for all micro-batches of one shape; one each where they draw seeded numbers."""
         common = self.get(part)
-        if num_micro_batches == 1 or not common.repeats:
+        if num_micro_batches == 1 or not common.facts.repeats:
             return common
         return self.get(part, Voice(number, self._devices[0], True))
 

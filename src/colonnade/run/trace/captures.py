@@ -34,12 +34,12 @@ class Capture:
     looped: bool  # whether one of them is in a loop
 
 
-def captures(concrete: Any) -> tuple[Capture, ...]:
-    """The captures of a concrete function, in the order of its captured inputs."""
+def captures(concrete: Any, graph: Any = None) -> tuple[Capture, ...]:
+    """The captures of a concrete function, in the order of its captured inputs; `graph` is its GraphDef."""
     by_handle = {id(variable.handle): variable for variable in concrete.graph.variables}
     tensors = concrete.captured_inputs
     inputs = concrete.inputs[len(concrete.inputs) - len(tensors) :]
-    graph = concrete.graph.as_graph_def()
+    graph = graph or concrete.graph.as_graph_def()
     functions = {function.signature.name: _Function(function) for function in graph.library.function}
     consumers = _consumers(graph.node)
     captured = []

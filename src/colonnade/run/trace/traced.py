@@ -20,9 +20,9 @@ from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import Arguments, flatten, is_tensor, pack
 from colonnade.run.move.seed_places import seeds_on_host
-from colonnade.run.trace.captures import Capture, captures
+from colonnade.run.trace.captures import Capture
 from colonnade.run.trace.concrete import unconverted, undisturbed
-from colonnade.run.trace.ops import has_seed, is_users, nodes, speaks
+from colonnade.run.trace.ops import GraphFacts, has_seed, is_users
 from colonnade.run.trace.raw_call import raw_call
 from colonnade.run.trace.replica_context import TracingContext
 
@@ -120,7 +120,8 @@ class Traced:
         self.traced_in = self.concrete.graph
         # Differentiating the function adds outputs to its graph, so these are noted now.
         self.outputs = list(self.concrete.outputs)
-        self.captures = captures(self.concrete)
+        self.facts = GraphFacts(self.concrete)
+        self.captures = self.facts.captures
         of_variables = [capture for capture in self.captures if capture.variable is not None]
         # The variables that the function uses, trainable or not, and those that it changes.
         self.variables = tuple(capture.variable for capture in of_variables)
@@ -169,25 +170,10 @@ class Traced:
         args, kwargs = arguments.unpack(components)
         return args, kwargs, self._context, self._ours(lambda result: result)
 
-    @cached_property
-    def repeats(self) -> bool:
-        """Whether it has seeded legacy random ops: the seed is part of the op, the same on every replica."""
-        return any(has_seed(node) for node in nodes(self.concrete.graph.as_graph_def()))
-
-    @cached_property
-    def speaks(self) -> bool:
-        """Whether the user's code in it prints, asserts or writes summaries."""
-        return speaks(self.concrete.graph)
-
-    @cached_property
-    def compiles(self) -> bool:
-        """Whether it calls a function with `jit_compile=True`, which reads variables of one device only."""
-        marked = (node.attr["_XlaMustCompile"].b for node in nodes(self.concrete.graph.as_graph_def()))
-        return any(marked)
-
     def voice(self, replica: int, device: str) -> Voice | None:
         """What a replica needs a trace of its own for: to speak, or to draw numbers of its own."""
-        return Voice(replica, device, self.repeats) if self.repeats or self.speaks else None
+        own = self.facts.repeats or self.facts.speaks
+        return Voice(replica, device, self.facts.repeats) if own else None
 
     def paths(self) -> list[tuple[str, Any]]:
         """The leaves of what the function returns, each with its path."""

@@ -69,10 +69,10 @@ class CuttableGraph:
             if stamped:
                 start, tensors = _started(tensors, on_card)
             given = dict(zip(inputs, tensors, strict=True))
-            found = tf.graph_util.import_graph_def(
+            imported = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
             )
-            results = [_of_plain_type(tensor) for tensor in found]
+            results = [_of_plain_type(tensor) for tensor in imported]
             if stamped:
                 return [start, _ended(results, on_card), *results]
             # A call without outputs could not be waited for.

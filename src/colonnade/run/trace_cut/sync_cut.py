@@ -9,7 +9,6 @@ segment k, so a step goes
 Each segment is a function that is made once and called on every device, as an uncut trace is.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
@@ -24,9 +23,7 @@ from colonnade.run.move.reduce import Order, reduce, spread
 from colonnade.run.move.ring import sums_everywhere
 from colonnade.run.trace.captures import READS
 from colonnade.run.trace.keras_owner import layers_of
-from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.raw_call import raw_call
-from colonnade.run.trace.replica_context import MARK
 from colonnade.run.trace.traced import Traced, scope
 from colonnade.run.trace_cut.subgraph import CuttableGraph, node_of, tensor_of
 
@@ -95,7 +92,7 @@ def problems(traces: Sequence[Traced]) -> Iterator[Problem]:
     yield from _remembering(traces[0])
     yield from differentiated_python(traces[0])
     fix = "Call the layer from the function itself, or leave synchronized=True out"
-    for name in dict.fromkeys(name for traced in traces for name in _marks_of_called(traced)):
+    for name in dict.fromkeys(name for traced in traces for name in traced.facts.called_marks):
         rule = "is synchronised inside a loop, a branch or a tf.function, where a trace cannot be cut"
         yield Problem("layer", name.rpartition("/")[0] or name, rule, fix)
         return
@@ -116,7 +113,7 @@ def refusals(traced: Traced) -> Iterator[Problem]:
         yield Problem("function", "a function", rule, "Call the pipeline by itself")
     yield from _remembering(traced)
     yield from differentiated_python(traced)
-    names = [name.rpartition("/")[0] or name for name in (*traced.marks, *_marks_of_called(traced))]
+    names = [name.rpartition("/")[0] or name for name in (*traced.marks, *traced.facts.called_marks)]
     for name in dict.fromkeys([*names[:1], *_still_local(traced)]):
         rule = "has synchronized=True, but replicas run by themselves here"
         yield Problem("layer", name, rule, "Use cn.Trainer or cn.fit, or leave synchronized=True out")
@@ -128,12 +125,10 @@ def differentiated_python(traced: Traced) -> Iterator[Problem]:
     A call takes the tape of the last one, which may have been that of another replica: the gradient is then
     that of the other's values, or there is an error.
     """
-    for node in nodes(traced.concrete.graph.as_graph_def()):
-        if node.op == "EagerPyFunc" and re.search(r"(^|/)gradient_tape/|_grad/", node.name):
-            rule = "is differentiated, and replicas or micro-batches would take each other's values"
-            fix = "Write it with TensorFlow's ops, or as a tf.custom_gradient of tf.numpy_function"
-            yield Problem("tf.py_function", node.name.rpartition("/")[2], rule, fix)
-            return
+    for name in traced.facts.tapes[:1]:
+        rule = "is differentiated, and replicas or micro-batches would take each other's values"
+        fix = "Write it with TensorFlow's ops, or as a tf.custom_gradient of tf.numpy_function"
+        yield Problem("tf.py_function", name.rpartition("/")[2], rule, fix)
 
 
 class _Cut:
@@ -235,12 +230,6 @@ def _cut(traced: Traced) -> _Cut:
 
 # A trace is cut once; the cut goes with the trace.
 _CUTS: WeakKeyDictionary[Traced, _Cut] = WeakKeyDictionary()
-
-
-def _marks_of_called(traced: Traced) -> Iterator[str]:
-    """Marks in functions that the trace calls."""
-    for function in traced.concrete.graph.as_graph_def().library.function:
-        yield from (node.name for node in function.node_def if MARK in node.name)
 
 
 def _remembering(traced: Traced) -> Iterator[Problem]:

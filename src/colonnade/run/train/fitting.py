@@ -36,7 +36,7 @@ def ends_fit(engine: Engine, callbacks: Sequence[Callable[[Record], Any]], recor
     return True in answers
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Fitting:
     """One fit; `run` makes it."""
 
@@ -116,8 +116,8 @@ class Fitting:
 
     def _ends_here(self, waited: float | None) -> bool:
         """Whether the fit ends now; if it was told to, so many seconds ago."""
-        told = waited is not None and self.saver.can_end(self.counts.step, waited)
-        return self.stopped or self._left <= 0 or told
+        may_end = waited is not None and self.saver.can_end(self.counts.step, waited)
+        return self.stopped or self._left <= 0 or may_end
 
     def _heard_of_all(self, every: Sequence[Any]) -> float | None:
         """Take over what signals any machine has had; how long ago the first was, if there was one."""

@@ -132,7 +132,7 @@ def _untimed(engine: Engine, batch: Arguments) -> str | None:
         return "the loss prints, writes or calls Python"
     if any(capture.tensor.dtype == tf.resource for capture in used):
         return "the loss uses tables or other resources, which a further call could change"
-    if any(traced.compiles for traced in traces):
+    if any(traced.facts.compiles for traced in traces):
         return "a part of the loss is compiled by XLA"
     if any(isinstance(value, tf.TypeSpec) for value in given):
         return "devices fetch their slices themselves, so no batch is there before the first step"

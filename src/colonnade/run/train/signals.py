@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM during a fit: they end it between two steps, never within one."""
+"""Ctrl-C, SIGTERM and SIGHUP during a fit: they end it between two steps, never within one."""
 
 import contextlib
+import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -30,14 +32,14 @@ class Interruption(threading.Event):
         Returns:
             How many seconds ago it was; None if there was none.
         """
-        told = [one for one in every if one is not None]
-        for by, seconds in told:
+        signals = [one for one in every if one is not None]
+        for by, seconds in signals:
             at = time.monotonic() - seconds
             if not self.is_set() or at < self.at:
                 self.by, self.at = by, at
             self.known = True
             self.set()
-        return max((seconds for _, seconds in told), default=None)
+        return max((seconds for _, seconds in signals), default=None)
 
     @property
     def seconds(self) -> float:
@@ -45,11 +47,23 @@ class Interruption(threading.Event):
         return time.monotonic() - self.at if self.is_set() else 0.0
 
 
+def leave_terminal() -> None:
+    """A terminal that is gone takes no words: to say some would be an error, before anything is saved."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            was_terminal = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if was_terminal and not os.isatty(descriptor):
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+
+
 @contextlib.contextmanager
 def interruptible(*, preemption: bool) -> Iterator[Interruption]:
-    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM sets it too.
+    """Ctrl-C sets the event, and a second Ctrl-C raises; with `preemption`, SIGTERM and SIGHUP set it too.
 
-    A signal of which other machines were not told, because the fit was at its end, counts as one after it.
+    SIGHUP comes when a terminal is closed, or the connection to it is lost; under nohup it stays ignored. A
+    signal of which other machines were not told, because the fit was at its end, counts as one after it.
     """
     event = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -62,8 +76,12 @@ def interruptible(*, preemption: bool) -> Iterator[Interruption]:
         if not event.is_set():
             event.by, event.at = number, time.monotonic()
         event.set()
+        if number == signal.SIGHUP:
+            leave_terminal()
 
-    signals = (signal.SIGINT, signal.SIGTERM) if preemption else (signal.SIGINT,)
+    signals = [signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if preemption else ())]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals = [number for number in signals if number != signal.SIGHUP]
     before = {number: signal.signal(number, note) for number in signals}
     try:
         yield event

@@ -21,11 +21,11 @@ from colonnade.run.checkpoint.saver import Saver
 from colonnade.run.data.feed import feed
 from colonnade.run.data.fit_data import FitData
 from colonnade.run.engine.graph_engine import GraphEngine
-from colonnade.run.engine.graph_loop import HOST
 from colonnade.run.engine.history import History, Record
 from colonnade.run.engine.protocols import Engine, Settings, Sync, home, sync_problems
 from colonnade.run.machines.peers import ALONE, peers_of
 from colonnade.run.memory.estimate import Memory
+from colonnade.run.move.slices_ahead import HOST
 from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.pipeline.evaluation import PipelineEvaluation
@@ -216,9 +216,9 @@ class Trainer:
         """What a log says of this training."""
         how = {**self._how, "sync": self._sync, "batch": self._loop.rows}
         how |= {"steps": steps, "epochs": epochs, "log_every": log_every}
-        predicted = self._forecast.prediction
-        told = facts(self._loss, self.optimizer, self._engine, how, self.devices, self._estimate, predicted)
-        return {**told, "machines": {"names": self._peers.names, "rank": self._peers.rank}}
+        seen = self.devices, self._estimate, self._forecast.prediction
+        machines = {"names": self._peers.names, "rank": self._peers.rank}
+        return {**facts(self._loss, self.optimizer, self._engine, how, *seen), "machines": machines}
 
     def train_on_batch(self, *batch: Any) -> Record:
         """One step on one global batch."""
@@ -268,8 +268,8 @@ class Trainer:
 
         Returns:
             A `History`. Ctrl-C finishes the steps at hand, half a second of them, and returns what was
-            reached; with a checkpoint, Ctrl-C and SIGTERM finish them, save, and end the program with exit
-            code 75.
+            reached; with a checkpoint, Ctrl-C, SIGTERM and SIGHUP finish them, save, and end the program with
+            exit code 75.
         """
         amiss = [
             *checks.of_fit(data, steps, epochs, log_every, checkpoint),
@@ -299,25 +299,24 @@ class Trainer:
             Progress(expected, logdir, devices, show=progress, shares=changing) as shown,
             self._saver(checkpoint, epochs) as saver,
             closing(saver.stream(self._loop, batches, steps)) as stream,
-            Profiling(profile, partial(timeline_of, self._engine, self._pipeline)) as profiling,
+            Profiling(profile, partial(timeline_of, self._engine, self._pipeline), self.devices) as profiling,
         ):
             self._compilation.say = shown.say
             log.predicted(by_plan.named_here(self._forecast.timeline))
             self._to_examine(Prover(prove, "fit()", shown.say), expected, log)
-            ends = partial(ends_fit, self._engine, callbacks)
             fitting = Fitting(
-                self._counts,
-                stream,
-                steps,
-                log_every,
-                ends,
-                saver,
-                shown,
-                interrupted,
-                log,
-                profiling,
-                self._peers,
-                isinstance(self._engine, MachineJoins),
+                counts=self._counts,
+                stream=stream,
+                steps=steps,
+                log_every=log_every,
+                ends=partial(ends_fit, self._engine, callbacks),
+                saver=saver,
+                shown=shown,
+                interrupted=interrupted,
+                log=log,
+                profiling=profiling,
+                peers=self._peers,
+                apart=isinstance(self._engine, MachineJoins),
             )
             try:
                 history = fitting.run()

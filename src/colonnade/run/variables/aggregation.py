@@ -89,16 +89,20 @@ def weighed(value: Any, weight: float) -> Any:
 def meaningless(traced: Traced, num_replicas: int) -> Iterator[Problem]:
     """Variables that the function changes, and whose word for the replicas' values has no meaning."""
     for capture in traced.captures if num_replicas > 1 else ():
-        if capture.variable is None or not capture.written or is_random_state(capture):
-            continue
-        variable, rule = capture.variable, rule_of(capture.variable)
-        inexact = variable.dtype.is_floating or variable.dtype.is_complex
-        if rule == "mean" and not inexact:
-            said = f"has aggregation mean, and {variable.dtype.name} has no mean"
-            yield Problem("variable", variable.name, said, 'Choose "sum" or "only_first_replica", or floats')
-        if rule == "sum" and not (inexact or variable.dtype.is_integer):
-            said = f"has aggregation sum, and {variable.dtype.name} cannot be added"
-            yield Problem("variable", variable.name, said, 'Choose "only_first_replica"')
+        if capture.variable is not None and capture.written and not is_random_state(capture):
+            yield from without_meaning(capture.variable)
+
+
+def without_meaning(variable: tf.Variable) -> Iterator[Problem]:
+    """Whether the word for the replicas' values has no meaning for numbers of its kind."""
+    rule, dtype = rule_of(variable), variable.dtype
+    inexact = dtype.is_floating or dtype.is_complex
+    if rule == "mean" and not inexact:
+        said = f"has aggregation mean, and {dtype.name} has no mean"
+        yield Problem("variable", variable.name, said, 'Choose "sum" or "only_first_replica", or floats')
+    if rule == "sum" and not (inexact or dtype.is_integer):
+        said = f"has aggregation sum, and {dtype.name} cannot be added"
+        yield Problem("variable", variable.name, said, 'Choose "only_first_replica"')
 
 
 def undone(assigned: Sequence[tf.Variable]) -> Iterator[Problem]:

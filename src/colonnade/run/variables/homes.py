@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.hardware import devices as hardware
+from colonnade.reason.simulator.owners import dealt
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.move.seed_places import seed_place
 from colonnade.run.trace.captures import Capture
@@ -360,21 +361,3 @@ def owners_of(parameters: Sequence[tf.Variable], devices: Sequence[str], by: str
     free = [num_bytes(p) for p, home in zip(parameters, homes, strict=True) if not home]
     places = iter(dealt(free, len(devices), by))
     return [home or devices[next(places)] for home in homes]
-
-
-def dealt(sizes: Sequence[int], num_devices: int, by: str = "size") -> list[int]:
-    """Which device gets each of some variables: the largest first to the least loaded, or in turn.
-
-    >>> dealt([10, 40, 20, 30], 2)
-    [0, 0, 1, 1]
-    >>> dealt([10, 40, 20, 30], 2, by="turn")
-    [0, 1, 0, 1]
-    """
-    if by == "turn":
-        return [i % num_devices for i in range(len(sizes))]
-    loads = [0] * num_devices
-    owners = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owners[i] = min(range(num_devices), key=lambda d: (loads[d], d))
-        loads[owners[i]] += sizes[i]
-    return owners

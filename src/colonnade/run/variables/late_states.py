@@ -76,8 +76,8 @@ class LateStates:
 
         Where some replicas have no slice, everything is settled.
         """
-        found = [self._found.get(traced, frozenset()) for traced in traces]
-        late = frozenset.intersection(*found) if found else frozenset()
+        independent_of = [self._found.get(traced, frozenset()) for traced in traces]
+        late = frozenset.intersection(*independent_of) if independent_of else frozenset()
         return frozenset(ref for ref in late if self._is_late(ref, traces, counts))
 
     def _is_late(self, ref: Any, traces: Sequence[Traced], counts: Sequence[int]) -> bool:
@@ -202,7 +202,7 @@ def independent(traced: Traced) -> list[Any]:
     of_slice = tainted(traced)
     ops = {variable.ref(): op for variable, op in handles(traced)}
     outputs = {tensor.ref() for tensor in traced.concrete.outputs}
-    found = []
+    refs = []
     for capture in traced.captures:
         if capture.variable is None or not capture.written:
             continue
@@ -210,8 +210,8 @@ def independent(traced: Traced) -> list[Any]:
         handle = ops[ref]
         same = rule != "sum" and not is_local(handle, of_slice)
         if is_random_state(capture) or same or (rule == "mean" and _is_affine(handle, of_slice, outputs)):
-            found.append(ref)
-    return found
+            refs.append(ref)
+    return refs
 
 
 def _is_affine(handle: Any, of_slice: set[str], outputs: set[Any]) -> bool:
@@ -275,9 +275,9 @@ def factors(traced: Traced, refs: Iterable[Any]) -> dict[Any, Hashable]:
         seen = _read_from(ops[ref])
         number = {r: i for i, r in enumerate(sorted(seen, key=lambda r: place[seen[r].op]))}
         takers = {op for tensor in seen.values() for op in tensor.consumers()} | set(_users(ops[ref]))
-        told = tuple(_told(op, number) for op in sorted(takers, key=place.__getitem__))
-        if None not in told:
-            known[ref] = told
+        arithmetic = tuple(_told(op, number) for op in sorted(takers, key=place.__getitem__))
+        if None not in arithmetic:
+            known[ref] = arithmetic
     return known
 
 

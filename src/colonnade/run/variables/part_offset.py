@@ -55,6 +55,9 @@ def mark_slots(parameters: Iterable[tf.Variable], slots: Iterable[tf.Variable]) 
 
     Keras names them after their parameters; of several with one name, the first belongs to the first.
     """
+    parameters = list(parameters)
+    if not any(map(slice_of, parameters)):
+        return
     owners: dict[str, list[tf.Variable]] = {}
     for parameter in parameters:
         # The path of a Keras variable, or the name of another, which ends with `:0`.

@@ -9,16 +9,17 @@ optimizer reads its rate once for each variable. So there it may have copies too
 others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from colonnade.errors import Problem
 from colonnade.hardware import devices as hardware
 from colonnade.run.move.reduce import bucket_for, order_for, reduce, spread
 from colonnade.run.move.seed_places import seed_place
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of
+from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of, without_meaning
 from colonnade.run.variables.digests import can_digest
 from colonnade.run.variables.homes import Bindings, copy_of
 from colonnade.run.variables.saved_state import named
@@ -78,9 +79,24 @@ class ReplicaCopies:
                 own[variable.ref()] = tf.identity(variable.handle)
         return own[variable.ref()]
 
-    def note(self, traced: Traced) -> None:
-        """Find out which variables are of a slice after this trace."""
-        self.local |= {variable.ref(): variable for variable in local_variables(traced)}
+    def note(self, traced: Traced, of_batch: Sequence[tf.Variable] = ()) -> None:
+        """Find out which variables are of a slice after this trace; not those given, which are of the batch.
+
+        A count of examples, which a trace knows as a number, is seen to be a sum by its own word only.
+        """
+        shared = {variable.ref() for variable in of_batch}
+        sums = [v for v in traced.written if v.aggregation.name == "SUM" and v.ref() not in shared]
+        self.local |= {variable.ref(): variable for variable in (*local_variables(traced), *sums)}
+
+    def problems(self) -> Iterator[Problem]:
+        """Of what replicas end with values of their own in: that of which there is no one value."""
+        for ref, variable in self.local.items() if len(self._devices) > 1 else ():
+            if ref not in self._random:
+                yield from without_meaning(variable)
+
+    def forget_local(self) -> None:
+        """What earlier traces have left of a slice: there are others from now on."""
+        self.local = {}
 
     def every(self) -> list[tf.Variable]:
         """All copies."""
@@ -133,6 +149,8 @@ class ReplicaCopies:
 
     def settle(self, shares: Sequence[float], before: dict[Any, Any]) -> list[Any]:
         """Ops that make one value of those that are of a slice; `shares` are the sizes of the slices."""
+        if len(shares) == 1:  # only the first replica worked, on the variables themselves
+            return []
         ops = []
         means = [v for v in self.settled if rule_of(v) == "mean"] if self._on_cards else []
         for variable, value in zip(means, self._means(means, shares), strict=True):

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from colonnade.run.trace.captures import READS, descendants
+from colonnade.run.trace.ops import draws
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import reached
 from colonnade.run.variables.aggregation import is_random_state
@@ -95,7 +96,9 @@ def _of_slice(traced: Traced) -> set[str]:
     known = handles(traced)
     drawn = [c.variable.ref() for c in traced.captures if c.variable is not None and is_random_state(c)]
     sources = batch | {op.name for variable, op in known if variable.ref() in drawn}
-    sources |= {op.name for op in traced.concrete.graph.get_operations() if "Random" in op.type}
+    graph = traced.concrete.graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    sources |= {node.name for node in graph.node if draws(node, functions)}
     while True:
         of_slice = reached(sources, traced)
         more = {op.name for _, op in known if op.name not in sources and is_local(op, of_slice)}

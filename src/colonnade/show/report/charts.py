@@ -2,22 +2,25 @@
 
 A chart is a dict of traces and of what its layout has beside that of all charts. Curves carry their x
 twice, in steps and in seconds, and the page exchanges them. Text goes through Plotly, which reads a few
-tags of HTML in it, so whatever a user named is escaped.
+tags of HTML in it, so whatever a user named is spelled.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from math import floor, isfinite, log10
 from typing import Any
 
 from colonnade.describe.breakdown import KINDS
 from colonnade.describe.device_order import in_order
 from colonnade.describe.pictures.colours import KIND_COLOURS, OTHER, line_colour
 from colonnade.describe.pictures.html import size
-from colonnade.describe.run_folder import Run, inner, number
+from colonnade.describe.run_folder import Line, Run, inner, number
 from colonnade.describe.timeline import Event, Timeline
 from colonnade.describe.waits import HOST
+from colonnade.show.report import run_summary
 from colonnade.show.report.thinning import extremes, kept, kept_together
+from colonnade.show.report.training_time import TrainingTime
 
 Chart = dict[str, Any]
 # A timeline with more events is drawn without the shortest ones, which a screen could not show.
@@ -25,24 +28,42 @@ MOST_EVENTS = 6000
 
 
 def rounded(value: float | None) -> float | None:
-    """Six digits are more than a screen shows, and half of the size of a page."""
-    return None if value is None else float(f"{value:.6g}")
+    """Six digits are more than a screen shows, and half of the size of a page; None if it is not finite."""
+    return None if value is None or not isfinite(value) else float(f"{value:.6g}")
+
+
+def exact(step: float | None) -> float | int | None:
+    """A step with all its digits, as a long run has more than six of them.
+
+    >>> exact(12345678.0)
+    12345678
+    """
+    return int(step) if step is not None and step.is_integer() else step
+
+
+def spelled(text: str) -> str:
+    """A text as Plotly reads it back.
+
+    Plotly reads tags and few of HTML's names of characters, and fills in what follows %{.
+
+    >>> spelled('<b> "%{y}"')
+    '&lt;b&gt; "%&#123;y}"'
+    """
+    return escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def curve(run: Run, values: Sequence[float | None], name: str, colour: str, **look: Any) -> Chart:
     """A line over the steps of a run; `chosen` are the points to draw, if not those that suit it best."""
     chosen = look.pop("chosen", None) or kept(values)
-    steps, times = run.column("step"), elapsed(run)
     return {
-        "type": "scattergl" if look.pop("many", False) else "scatter",
+        "type": "scatter",
         "mode": "lines+markers" if _stand_alone([values[i] for i in chosen]) else "lines",
         "marker": {"size": 5, "color": colour},
-        "name": escape(name),
-        "x": [rounded(steps[i]) for i in chosen],
-        "times": [rounded(times[i]) for i in chosen],
+        "name": spelled(name),
+        **_places(run, chosen),
         "y": [rounded(values[i]) for i in chosen],
         "line": {"color": colour, "width": look.pop("width", 1.8), **look.pop("line", {})},
-        "hovertemplate": f"%{{y:.5g}}<extra>{escape(name)}</extra>",
+        "hovertemplate": f"%{{y:.5g}}<extra>{spelled(name)}</extra>",
         **look,
     }
 
@@ -53,12 +74,24 @@ def _stand_alone(values: Sequence[float | None]) -> bool:
     return any(known[i] and not known[i - 1] and not known[i + 1] for i in range(1, len(known) - 1))
 
 
-def elapsed(run: Run) -> list[float | None]:
-    """Seconds since the run began, at every line."""
-    begun = [time for line in run.happened("begin") if (time := number(line.get("time"))) is not None]
-    times = run.column("time")
-    first = begun[0] if begun else next((time for time in times if time is not None), 0.0)
-    return [None if time is None else time - first for time in times]
+def _places(run: Run, chosen: Sequence[int]) -> Chart:
+    """Where on the x-axis some log lines are: the steps, and the seconds trained until then."""
+    lines = [run.lines[i] for i in chosen]
+    return {
+        "x": [exact(number(line.get("step"))) for line in lines],
+        "times": _seconds(run, lines),
+    }
+
+
+def _seconds(run: Run, lines: Iterable[Line]) -> list[float | None]:
+    """The seconds of training until some lines were written, to the millisecond."""
+    trained = TrainingTime.of(run)
+    written = [number(line.get("time")) for line in lines]
+    return [None if time is None else _finite(round(trained.at(time), 3)) for time in written]
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def metric(runs: Sequence[Run], name: str) -> Chart:
@@ -75,18 +108,16 @@ def metric(runs: Sequence[Run], name: str) -> Chart:
             curve(one, values, f"on {device}", line_colour(i + 1), width=1, visible="legendonly")
             for i, (device, values) in enumerate(by_device(one, "replicas").items())
         ]
-    return {"traces": traces, "layout": {"yaxis": {"title": {"text": escape(name)}}}, "curve": True}
+    return {"traces": traces, "layout": {"yaxis": {"title": {"text": spelled(name)}}}, "curve": True}
 
 
 def _between(run: Run, colour: str) -> list[Chart]:
     """The lowest and the highest loss of the steps between two lines, as a band."""
     middles, lows, highs = extremes(run.column("loss_min"), run.column("loss_max"), 1000)
-    steps, times = run.column("step"), elapsed(run)
     common = {
         "type": "scatter",
         "mode": "lines",
-        "x": [rounded(steps[i]) for i in middles],
-        "times": [rounded(times[i]) for i in middles],
+        **_places(run, middles),
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,
@@ -134,14 +165,14 @@ def _stalled(line: Mapping[str, Any]) -> str:
 
 def _marks(run: Run, kind: str, symbol: str, colour: str, words: Callable[[Any], str]) -> Chart:
     """A mark on the axis for each thing of a kind that happened."""
-    lines = [line for line in run.happened(kind) if number(line.get("step")) is not None][-500:]
-    begun = next((t for line in run.happened("begin") if (t := number(line.get("time"))) is not None), 0.0)
+    told = run_summary.skips(run) if kind == "skipped" else run.happened(kind)
+    lines = [line for line in told if number(line.get("step")) is not None][-500:]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": {"save": "saves", "skipped": "skipped updates"}[kind],
-        "x": [line["step"] for line in lines],
-        "times": [rounded((number(line.get("time")) or begun) - begun) for line in lines],
+        "x": [exact(number(line["step"])) for line in lines],
+        "times": _seconds(run, lines),
         "y": [0] * len(lines),
         "text": [words(line) for line in lines],
         "marker": {"symbol": symbol, "size": 9, "color": colour},
@@ -171,7 +202,11 @@ def shares(run: Run) -> Chart | None:
 def staleness(run: Run) -> Chart | None:
     """How many gradients of each age were applied in all."""
     counts = next((dict(seen) for line in reversed(run.lines) if (seen := inner(line, "staleness"))), {})
-    ages = {int(age): count for age, n in counts.items() if age.isdigit() and (count := number(n))}
+    ages = {
+        int(age): count
+        for age, n in counts.items()
+        if len(age) < 16 and age.isdecimal() and (count := number(n))
+    }
     if not ages:
         return None
     order = sorted(ages)
@@ -194,20 +229,21 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
     for event in sorted(drawn, key=lambda event: event.start):
         by_kind[event.kind].append(event)
     order = [*(kind for kind in KINDS if kind in by_kind), *sorted(set(by_kind) - set(KINDS))]
+    digits = _decimals(events.span * 1e3)
     devices = [d for d in in_order(events.devices) if d != HOST] + [HOST] * (HOST in events.devices)
     traces = [
         {
             "type": "bar",
             "orientation": "h",
-            "name": escape(kind),
-            "y": [escape(event.device) for event in by_kind[kind]],
-            "base": [rounded(event.start * 1e3) for event in by_kind[kind]],
-            "x": [rounded(event.seconds * 1e3) for event in by_kind[kind]],
+            "name": spelled(kind),
+            "y": [spelled(event.device) for event in by_kind[kind]],
+            "base": [round(event.start * 1e3, digits) for event in by_kind[kind]],
+            "x": [round(event.seconds * 1e3, digits) for event in by_kind[kind]],
             "text": [_told(event) for event in by_kind[kind]],
             "textposition": "none",
             "marker": {"color": KIND_COLOURS.get(kind, OTHER), "line": {"width": 0}},
             # Plotly's x is where a bar ends.
-            "hovertemplate": f"<b>{escape(kind)}</b> %{{text}}, from %{{base:.5~g}} ms<extra></extra>",
+            "hovertemplate": f"<b>{spelled(kind)}</b> %{{text}}, from %{{base:.5~g}} ms<extra></extra>",
         }
         for kind in order
     ]
@@ -216,15 +252,25 @@ def timeline(events: Timeline, title: str) -> tuple[Chart, int]:
         "bargap": 0.25,
         "hovermode": "closest",
         "height": 120 + _row(len(devices), 46) * len(devices),
-        "xaxis": {"title": {"text": f"ms ({title})"}, "range": [0, rounded(events.span * 1e3)]},
+        "xaxis": {"title": {"text": f"ms ({title})"}, "range": [0, round(events.span * 1e3, digits)]},
         "yaxis": {
+            "type": "category",  # also where devices are called by numbers
             "categoryorder": "array",
-            "categoryarray": [escape(device) for device in reversed(devices)],
+            "categoryarray": [spelled(device) for device in reversed(devices)],
             "fixedrange": True,
             "title": {"text": ""},
         },
     }
     return {"traces": traces, "layout": layout, "timeline": True}, len(events.events) - len(drawn)
+
+
+def _decimals(span: float) -> int:
+    """How many decimals tell a ten millionth of a span, so that boxes which touch each other do so drawn.
+
+    >>> _decimals(20.0), _decimals(1e9)
+    (6, 0)
+    """
+    return max(0, 7 - floor(log10(span))) if span > 0 else 0
 
 
 def _told(event: Event) -> str:
@@ -237,11 +283,11 @@ def _told(event: Event) -> str:
     if event.bucket is not None:
         said.append(f"bucket {event.bucket}")
     if event.link:
-        said.append(escape(event.link))
+        said.append(spelled(event.link))
     if event.bytes:
         said.append(size(event.bytes))
     if event.cause:
-        said.append(f"for {escape(event.cause)}")
+        said.append(f"for {spelled(event.cause)}")
     return f"{', '.join(said)}<br>{event.seconds * 1e3:.4g} ms"
 
 
@@ -256,7 +302,7 @@ def memory(run: Run) -> Chart | None:
     devices = in_order({*estimate, *real, *limits})
     if not devices:
         return None
-    labels = [escape(device) for device in devices]
+    labels = [spelled(device) for device in devices]
     unit, divisor = _unit(
         [*real.values(), *map(number, limits.values()), *(_of(v, "total") for v in estimate.values())]
     )
@@ -300,7 +346,7 @@ def memory(run: Run) -> Chart | None:
         "barmode": "stack",
         "height": 130 + _row(len(devices), 40) * len(devices),
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "title": {"text": ""}},
+        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": ""}},
         "hovermode": "closest",
     }
     return {"traces": traces, "layout": layout}

@@ -9,7 +9,7 @@ from colonnade.show.report.run_summary import links
 
 def forecast(run: Run) -> list[list[str]]:
     """Rows of a name, what was predicted, what was measured, and their ratio; none without a prediction."""
-    told = {name: number(value) for name, value in inner(run.facts, "predicted").items()}
+    predicted = {name: number(value) for name, value in inner(run.facts, "predicted").items()}
     steps = [value for value in run.column("seconds_per_batch") if value]
     rates = [value for value in run.column("examples_per_second") if value]
     held = [
@@ -20,10 +20,15 @@ def forecast(run: Run) -> list[list[str]]:
     ]
     moved = sum(links(run).values())
     rows = [
-        ("a step", told.get("step"), median(steps) if steps else None, _milliseconds),
-        ("examples/s", told.get("examples_per_second"), median(rates) if rates else None, "{:,.0f}".format),
-        ("bytes moved in a step", told.get("moved"), moved or None, size),
-        ("memory of the fullest device", told.get("memory"), max(held, default=None), size),
+        ("a step", predicted.get("step"), median(steps) if steps else None, _milliseconds),
+        (
+            "examples/s",
+            predicted.get("examples_per_second"),
+            median(rates) if rates else None,
+            "{:,.0f}".format,
+        ),
+        ("bytes moved in a step", predicted.get("moved"), moved or None, size),
+        ("memory of the fullest device", predicted.get("memory"), max(held, default=None), size),
     ]
     return [
         [name, said(foretold), said(real) if real else "not known", _ratio(foretold, real)]

@@ -9,13 +9,15 @@ from typing import Any
 from colonnade import __version__
 from colonnade.describe.device_order import in_order
 from colonnade.describe.pictures.colours import line_colour
-from colonnade.describe.pictures.html import network, size
+from colonnade.describe.pictures.html import size
 from colonnade.describe.run_folder import Run, inner, number, read_run, told_apart
 from colonnade.describe.waits import BOUND, EDGE, OTHER_MACHINES, PROGRAM
+from colonnade.describe.whole_file import write_whole
 from colonnade.errors import ColonnadeError, InvalidArgument, Problem, check
 from colonnade.show.report import charts, run_summary
 from colonnade.show.report.forecast import forecast
 from colonnade.show.report.study import is_study, study_page
+from colonnade.show.report.traffic import LinkTraffic
 
 # By this a page knows that it may be made again.
 GENERATOR = "Colonnade report"
@@ -37,16 +39,20 @@ def report(paths: Sequence[str | Path], output: str | Path | None = None, *, for
     Returns:
         Where the page is.
     """
+    return _made(paths, output, force, watched=False)
+
+
+def _made(paths: Sequence[str | Path], output: str | Path | None, force: bool, *, watched: bool) -> Path:
     check(WHERE, [*_unnamed(paths), *_beside_others(paths)])
     of_study = any(is_study(Path(path)) for path in paths)
     runs = [] if of_study else _read(paths)
     page = _output(paths, output)
     check(WHERE, _unwritable(page, force))
-    text = study_page(Path(paths[0])) if of_study else rendered(runs, time.time())
-    fresh = page.with_name(f".{page.name}.{os.getpid()}")
+    refresh = SECONDS if watched else 0
+    text = study_page(Path(paths[0]), refresh) if of_study else rendered(runs, time.time(), refresh)
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(page)
+        # Through a link, as whoever made it wants the page in another place.
+        write_whole(Path(os.path.realpath(page)), text)
     except OSError as error:
         raise InvalidArgument(WHERE, [_closed(page, error.strerror)]) from None
     return page
@@ -68,9 +74,13 @@ def _read(paths: Sequence[str | Path]) -> list[Run]:
 def watch(
     paths: Sequence[str | Path], output: str | Path | None = None, *, force: bool = False
 ) -> Iterator[Path]:
-    """Make the page again and again, with a pause of some seconds in between."""
+    """Make the page again and again, with a pause of some seconds in between.
+
+    Each one looks at itself again, whatever the run does: one that is silent compiles perhaps, and after
+    one that has finished the next fit into the same folder begins.
+    """
     while True:
-        yield report(paths, output, force=force)
+        yield _made(paths, output, force, watched=True)
         force = False  # from now on it is a page of ours
         time.sleep(SECONDS)
 
@@ -103,10 +113,13 @@ def _unwritable(page: Path, force: bool) -> Iterator[Problem]:
             # Such as a pipe, which nobody may ever write to: whoever reads it waits.
             rule = "is there, and is no regular file"
             yield Problem("output", str(page), rule, "Name another file")
+        elif page.is_symlink() and not page.exists() and not force:
+            rule = f"is a link to {os.readlink(page)}, which is not there"
+            yield Problem("output", str(page), rule, "Name another file, or make the page there with --force")
         elif page.exists() and not force and not _ours(page):
             rule = "is there, and is no page of Colonnade's"
             yield Problem("output", str(page), rule, "Name another file, or write over it with --force")
-        elif not page.parent.is_dir():
+        elif not Path(os.path.realpath(page)).parent.is_dir():
             yield Problem("output", str(page), "is in no directory", "Make the directory first")
     except OSError as error:
         yield _closed(page, error.strerror)
@@ -121,8 +134,8 @@ def _ours(page: Path) -> bool:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(2000)
 
 
-def rendered(runs: Sequence[Run], now: float) -> str:
-    """The page."""
+def rendered(runs: Sequence[Run], now: float, refresh: int = 0) -> str:
+    """The page; it looks at itself again after so many seconds, and also while a run goes on."""
     try:
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
@@ -141,7 +154,7 @@ def rendered(runs: Sequence[Run], now: float) -> str:
     learning = [(_add(drawn, charts.metric(logged, name)), name) for name in metrics if logged]
     speed = _add(drawn, charts.speed(logged)) if logged else None
     states = [one["state"][0] for one in described]
-    compared = run_summary.comparison(runs, now)
+    columns, rows = run_summary.comparison(runs, now)
     return render(
         "report.html",
         generator=GENERATOR,
@@ -149,10 +162,10 @@ def rendered(runs: Sequence[Run], now: float) -> str:
         made=run_summary.moment(now),
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         lead=described[0]["lead"] if len(runs) == 1 else ", ".join(run.name for run in runs),
-        refresh=SECONDS if "running" in states else 0,
+        refresh=refresh or (SECONDS if "running" in states else 0),
         runs=described,
         names=[run.name for run in runs],
-        compared=[list(compared[0]), *(list(row.values()) for row in compared)],
+        compared=[columns, *rows],
         differences=[[name, *values] for name, values in run_summary.differences(runs)],
         flaws=[words if len(runs) == 1 else f"{run.name}: {words}" for run in runs for words in _flaws(run)],
         sections=_sections(described),
@@ -166,8 +179,8 @@ def rendered(runs: Sequence[Run], now: float) -> str:
 
 
 def _flaws(run: Run) -> list[str]:
-    bad = run_summary.not_finite(run)
-    return [*run.flaws, *([bad] if bad else [])]
+    damaged = "run.json: the links between devices cannot be read, and are left out"
+    return [*run.flaws, *[damaged] * LinkTraffic.of(run).damaged, *run_summary.not_finite(run)]
 
 
 def _sections(described: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -224,10 +237,14 @@ def _told(run: Run, i: int, drawn: list[charts.Chart], now: float) -> dict[str, 
 
 def _time(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Where the time went."""
-    foretold = None
+    foretold, left_out = None, 0
     if run.predicted is not None and run.predicted.events:
-        foretold = charts.timeline(run.predicted, "predicted")[0]
-    common = {"forecast": forecast(run), "predicted": _add(drawn, foretold)}
+        foretold, left_out = charts.timeline(run.predicted, "predicted")
+    common = {
+        "forecast": forecast(run),
+        "predicted": _add(drawn, foretold),
+        "predicted_undrawn": left_out,
+    }
     if run.timeline is None or not run.timeline.events:
         return {**common, "words": [], "timeline": None, "undrawn": 0}
     breakdown = run.timeline.breakdown()
@@ -285,23 +302,12 @@ def _any(waits: Mapping[str, Mapping[str, float]], what: str, span: float) -> bo
 
 def _devices(run: Run, drawn: list[charts.Chart]) -> dict[str, Any]:
     """Links, memory, shares and staleness."""
-    links = run_summary.links(run)
-    devices = in_order({device for pair in links for device in pair})
-    positions = {device: i for i, device in enumerate(devices)}
-    words = {
-        (positions[source], positions[target]): (size(amount), amount)
-        for (source, target), amount in links.items()
-        if source != target
-    }
-    total = sum(links.values())
-    picture: Any = ""
-    if words:
-        from markupsafe import Markup
+    from markupsafe import Markup
 
-        picture = Markup(network(devices, words, labelled=True))
+    traffic = LinkTraffic.of(run)
     return {
-        "network": picture,
-        "traffic": f"{size(total)} in all, as counted.",
+        "network": Markup(traffic.html),
+        "traffic": traffic.words,
         "memory": _add(drawn, charts.memory(run)),
         "shares": _add(drawn, charts.shares(run)),
         "staleness": _add(drawn, charts.staleness(run)),
@@ -312,7 +318,9 @@ def _notes(run: Run) -> Iterator[str]:
     names = inner(run.facts, "machines").get("names")
     if isinstance(names, list) and len(names) > 1:
         own = int(number(inner(run.facts, "machines").get("rank")) or 0)
-        who = f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if own < len(names) else "one"
+        who = (
+            f"{names[own]}, machine {own} of {', '.join(map(str, names))}" if 0 <= own < len(names) else "one"
+        )
         yield (
             f"This is the log of {who}. Loss and speed are those of all; devices, memory, links and the "
             "timeline are its own. The others write into machine-1, machine-2, ... of the first one's folder."

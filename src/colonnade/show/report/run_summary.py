@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any
 
 from colonnade.describe.pictures.html import size
-from colonnade.describe.run_folder import Line, Run, inner, number, sessions
+from colonnade.describe.run_folder import FIGURES, Line, Run, inner, number, sessions
+from colonnade.show.report.training_time import TrainingTime
 
 # A run whose files were not touched for so many seconds, and that did not end, was killed.
 SILENT = 120.0
@@ -31,13 +32,13 @@ def tiles(run: Run) -> list[Tile]:
     steps = int(number(run.lines[-1].get("step")) or 0) if run.lines else 0
     strip = [Tile("steps", f"{steps:,}", _asked(run, steps))]
     if losses:
-        strip.append(Tile("loss", f"{losses[-1]:.4g}", f"lowest {min(losses):.4g}"))
+        strip.append(Tile("loss", f"{losses[-1]:.4g}", f"lowest {lowest_loss(run):.4g}"))
     for name in run.metrics[:2]:
         values = [value for value in run.column(name) if value is not None]
         strip.append(Tile(name, f"{values[-1]:.4g}", f"{min(values):.4g} to {max(values):.4g}"))
     if rates:
         strip.append(Tile("examples/s", f"{median(rates):,.0f}", "median of all lines"))
-    if (seconds := trained(run)) > 0:
+    if (seconds := TrainingTime.of(run).total) > 0:
         strip.append(Tile("time", duration(seconds), _began(run)))
     devices = run.facts.get("devices")
     if isinstance(devices, list):
@@ -48,10 +49,16 @@ def tiles(run: Run) -> list[Tile]:
             Tile("waiting", f"{breakdown.part('waiting'):.0%}", "of the devices' time, in a profile")
         )
     if (stalled := stall(run)) and seconds:
-        strip.append(
-            Tile("stalled by saves", f"{stalled / seconds:.2%}", f"{len(run.happened('save'))} saves")
-        )
+        count = len(run.happened("save"))
+        note = f"{count:,} save{'s' * (count != 1)}"
+        strip.append(Tile("stalled by saves", f"{stalled / seconds:.2%}", note))
     return strip
+
+
+def lowest_loss(run: Run) -> float | None:
+    """That of all steps, also of those between two lines."""
+    known = (*run.column("loss"), *run.column("loss_min"))
+    return min((value for value in known if value is not None), default=None)
 
 
 def _asked(run: Run, steps: int) -> str:
@@ -83,30 +90,6 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
-
-
-def trained(run: Run) -> float:
-    """Seconds from the beginning to the end of each session, without the time between sessions."""
-    total = 0.0
-    marks = list(sessions(run))
-    for k, (begin, end) in enumerate(marks):
-        start = number(begin.get("time"))
-        following = number(marks[k + 1][0].get("time")) if k + 1 < len(marks) else None
-        if start is None:
-            continue
-        inside = [
-            time
-            for line in (*run.lines, *run.progress)
-            if (time := number(line.get("time"))) is not None
-            and time >= start
-            and (following is None or time < following)
-        ]
-        stop = number(end.get("time")) if end is not None else None
-        total += max(0.0, (stop if stop is not None else max(inside, default=start)) - start)
-    if not marks:
-        times = [time for time in run.column("time") if time is not None]
-        total = max(times) - min(times) if times else 0.0
-    return total
 
 
 def stall(run: Run) -> float:
@@ -201,28 +184,39 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in MADE_UP]
 
 
-def comparison(runs: Sequence[Run], now: float) -> list[dict[str, str]]:
-    """A row per run: what came of it, and how fast."""
+# The columns of a comparison, before and after those of the metrics.
+BEFORE = ("run", "state", "steps", "last loss", "lowest loss")
+AFTER = ("examples/s", "time", "mode")
+
+
+def comparison(runs: Sequence[Run], now: float) -> tuple[list[str], list[list[str]]]:
+    """The names of columns, and a row per run: what came of it, and how fast."""
+    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     rows = []
     for run in runs:
-        losses = [value for value in run.column("loss") if value is not None]
+        lowest = lowest_loss(run)
         rates = [value for value in run.column("examples_per_second") if value is not None]
-        last = {name: next(v for v in reversed(run.column(name)) if v is not None) for name in run.metrics}
         rows.append(
-            {
-                "run": run.name,
-                "state": state(run, now)[1],
-                "steps": f"{number(run.lines[-1].get('step')) or 0:,.0f}" if run.lines else "",
-                "last loss": f"{losses[-1]:.4g}" if losses else "",
-                "lowest loss": f"{min(losses):.4g}" if losses else "",
-                **{name: f"{value:.4g}" for name, value in last.items()},
-                "examples/s": f"{median(rates):,.0f}" if rates else "",
-                "time": duration(trained(run)),
-                "mode": sync(run),
-            }
+            [
+                run.name,
+                state(run, now)[1],
+                f"{number(run.lines[-1].get('step')) or 0:,.0f}" if run.lines else "",
+                _last(run, "loss"),
+                "" if lowest is None else f"{lowest:.4g}",
+                *(_last(run, name) for name in metrics),
+                f"{median(rates):,.0f}" if rates else "",
+                duration(TrainingTime.of(run).total),
+                sync(run),
+            ]
         )
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name, "") for name in names} for row in rows]
+    told = [f"{name} (metric)" if name in (*BEFORE, *AFTER) else name for name in metrics]
+    return [*BEFORE, *told, *AFTER], rows
+
+
+def _last(run: Run, name: str) -> str:
+    """The last value of a figure that is known."""
+    values = (value for value in reversed(run.column(name)) if value is not None)
+    return next((f"{value:.4g}" for value in values), "")
 
 
 def history(run: Run) -> list[tuple[str, str]]:
@@ -253,9 +247,24 @@ def restarts(run: Run) -> int:
     return max(0, len(list(sessions(run))) - 1)
 
 
+def skips(run: Run) -> list[Line]:
+    """The lines on updates that were left out because a gradient was not finite.
+
+    Where a run went back to a saved step, what came after that was made again: only the last time counts.
+    """
+    kept: list[Line] = []
+    for line in run.progress:
+        step = number(line.get("step"))
+        if line.get("event") == "skipped":
+            kept.append(line)
+        elif line.get("event") == "begin" and step is not None:
+            kept = [one for one in kept if (number(one.get("step")) or 0) <= step]
+    return kept
+
+
 def skipped(run: Run) -> int:
-    """Updates that were left out because a gradient was not finite."""
-    return int(sum(number(line.get("updates")) or 0 for line in run.happened("skipped")))
+    """How many updates were left out."""
+    return int(sum(number(line.get("updates")) or 0 for line in skips(run)))
 
 
 def process_memory(run: Run) -> float | None:
@@ -268,14 +277,23 @@ def process_memory(run: Run) -> float | None:
     return max(held, default=None)
 
 
-def not_finite(run: Run) -> str | None:
-    """Where the loss was not finite, in words."""
-    bad = [line for line in run.lines if "loss" in line and number(line["loss"]) is None]
-    if not bad:
-        return None
-    few = ", ".join(f"{number(line['step']) or 0:,.0f}" for line in bad[:5])
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-    return f"The loss was not finite at step {few}{more}; the curve has a gap there."
+def not_finite(run: Run) -> list[str]:
+    """Where the loss or a metric was not finite, in words."""
+    steps: dict[str, list[float]] = {}
+    for line in run.lines:
+        for name, value in line.items():
+            if (name == "loss" or name not in FIGURES) and number(value) is None:
+                steps.setdefault(name, []).append(number(line["step"]) or 0)
+    return [_gaps(run, name, at) for name, at in steps.items()]
+
+
+def _gaps(run: Run, name: str, steps: Sequence[float]) -> str:
+    who = "The loss" if name == "loss" else f"The metric {name}"
+    if name != "loss" and name not in run.metrics:
+        return f"{who} was not finite at any step, and has no curve."
+    few = ", ".join(f"{step:,.0f}" for step in steps[:5])
+    more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
+    return f"{who} was not finite at step {few}{more}; the curve has a gap there."
 
 
 def links(run: Run) -> Mapping[tuple[str, str], float]:

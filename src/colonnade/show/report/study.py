@@ -3,12 +3,12 @@
 `study_page(folder)` is for `colonnade report STUDY` as well: a folder is a study's if `is_study` says so.
 """
 
-import os
 import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from colonnade.describe.whole_file import write_whole
 from colonnade.show.page import render
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ def is_study(folder: Path) -> bool:
 def write_page(folder: Path) -> Path:
     """Write the page of a study into its folder; a reader sees the old one or the new one, whole."""
     page = folder / PAGE
-    new = page.with_suffix(f".{os.getpid()}")
-    new.write_text(study_page(folder), encoding="utf-8")
-    new.replace(page)
+    write_whole(page, study_page(folder))
     return page
 
 
-def study_page(folder: Path) -> str:
-    """One HTML page on the study in a folder, which needs no other file and no network."""
+def study_page(folder: Path, refresh: int = 0) -> str:
+    """One HTML page on the study in a folder, which needs no other file and no network.
+
+    It looks at itself again after so many seconds, unless they are 0.
+    """
     from plotly.offline import get_plotlyjs
 
     from colonnade.sweeps.study import open_study
@@ -48,6 +49,7 @@ def study_page(folder: Path) -> str:
     best = study.best_trial if "complete" in states else None
     return render(
         "study.html",
+        refresh=refresh,
         name=study.study_name,
         direction=study.direction.name.lower(),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),

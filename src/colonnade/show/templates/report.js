@@ -27,7 +27,7 @@
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal", font: { color: colour("--soft") } },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
-      xaxis: axis, yaxis: axis,
+      xaxis: axis, yaxis: { ...axis, automargin: true },
     };
   }
 
@@ -40,11 +40,22 @@
     return result;
   }
 
-  function layout(chart) {
-    const own = { autosize: true, height: 330, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
+  // A sheet of paper is 700 pixels wide.
+  const paper = (element) => Math.min(640, element.clientWidth || 640);
+
+  // A legend takes half of a chart at most, and is a list where that is narrow.
+  function stretch(element, { layout: { height = 330 }, traces, timeline }) {
+    const list = element.clientWidth < 480 && height < 330 && !timeline ? 60 * Math.max(0, traces.length - 5) : 0;
+    element.style.height = `${height + list}px`;
+  }
+
+  function layout(chart, element) {
+    const own = { autosize: true, margin: { l: 58, r: 14, t: 34, b: 46 }, hovermode: "x unified", dragmode: touch ? false : "zoom" };
     if (chart.curve) own.xaxis = { title: { text: inTime ? "seconds" : "step" } };
     if (chart.timeline) { own.margin.l = 74; own.dragmode = "pan"; own.margin.t = 44; }
-    return merged(merged(looks(), own), chart.layout);
+    if (printing) own.width = paper(element);
+    const { height, ...rest } = chart.layout; // that of the element, which Plotly asks for
+    return merged(merged(looks(), own), rest);
   }
 
   function traces(chart) {
@@ -59,7 +70,8 @@
     const chart = charts[element.dataset.chart];
     const was = left.charts[named(element)] ?? {};
     if (was.log) press(element, true);
-    const now = layout(chart), lines = traces(chart);
+    stretch(element, chart);
+    const now = layout(chart, element), lines = traces(chart);
     for (const axis of ["xaxis", "yaxis"])
       if (was[axis]) now[axis] = { ...now[axis], range: was[axis], autorange: false };
     for (const line of lines) if (was.visible && line.name in was.visible) line.visible = was.visible[line.name];
@@ -73,21 +85,29 @@
 
   const visible = (element) => !element.closest("details:not([open])");
 
+  // A browser tells by this mark how long a reader waited for what is seen first.
+  function firstView() {
+    if (!performance.getEntriesByName("first view").length) performance.mark("first view");
+  }
+
   // One at a time, so that the page can be scrolled meanwhile.
   async function drawAll() {
     for (const element of document.querySelectorAll(".chart")) {
       if (!drawn.has(element) && visible(element)) {
+        if (element.getBoundingClientRect().top > innerHeight) firstView();
         await draw(element);
         await new Promise((resume) => setTimeout(resume));
       }
     }
+    firstView();
+    performance.mark("all drawn");
     root.dataset.drawn = String(drawn.size);
   }
 
   function recolour() {
     theme();
     for (const [element, chart] of drawn) {
-      const now = layout(chart);
+      const now = layout(chart, element);
       const change = {};
       for (const key of ["font", "legend", "hoverlabel", "modebar"]) change[key] = now[key];
       for (const axis of ["xaxis", "yaxis"])
@@ -138,7 +158,7 @@
     button.addEventListener("click", () => {
       inTime = !inTime;
       nameTime();
-      for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart));
+      for (const [element, chart] of drawn) if (chart.curve) Plotly.react(element, traces(chart), layout(chart, element));
     });
   }
 
@@ -167,20 +187,39 @@
     });
   }
 
-  for (const details of document.querySelectorAll("details.run")) details.addEventListener("toggle", drawAll);
+  for (const details of document.querySelectorAll("details.run")) {
+    details.addEventListener("toggle", () => {
+      // What was drawn for paper, or before the window had another size.
+      if (details.open && !printing)
+        for (const [element, chart] of drawn)
+          if (details.contains(element)) { stretch(element, chart); Plotly.Plots.resize(element); }
+      drawAll();
+    });
+  }
 
-  // A sheet of paper is light, and 700 pixels wide.
+  // Before Plotly, which waits until a window has its size.
+  addEventListener("resize", () => { for (const [element, chart] of drawn) if (visible(element)) stretch(element, chart); });
+
+  // A sheet of paper is light, and nothing is folded on it. Who prints does not wait for promises; Plotly keeps
+  // none of them open for a chart of this page.
+  const unfolded = new Set();
   addEventListener("beforeprint", () => {
     printing = true;
-    for (const details of document.querySelectorAll("details.run")) details.open = true;
-    for (const element of document.querySelectorAll(".chart")) if (!drawn.has(element)) draw(element);
+    for (const details of document.querySelectorAll("details.run:not([open])")) {
+      details.open = true;
+      unfolded.add(details);
+    }
     recolour();
-    for (const element of drawn.keys()) Plotly.relayout(element, { width: Math.min(640, element.clientWidth || 640) });
+    for (const element of drawn.keys()) Plotly.relayout(element, { width: paper(element) });
+    for (const element of document.querySelectorAll(".chart")) if (!drawn.has(element)) draw(element);
+    root.dataset.drawn = String(drawn.size);
   });
   addEventListener("afterprint", () => {
     printing = false;
     recolour();
     for (const element of drawn.keys()) Plotly.relayout(element, { width: null, autosize: true });
+    for (const details of unfolded) details.open = false;
+    unfolded.clear();
   });
 
   // A page of a run that goes on is made again every few seconds (--watch), and looks at itself as often.
@@ -191,7 +230,7 @@
     button.hidden = false;
     name();
     button.addEventListener("click", () => { paused = !paused; name(); });
-    setInterval(() => { if (!paused) location.reload(); }, seconds * 1000);
+    setInterval(() => { if (!paused && !printing) location.reload(); }, seconds * 1000);
   }
 
   drawAll();

@@ -1,0 +1,31 @@
+from dataclasses import asdict, replace
+
+import pytest
+from workloads import cards, drawn, virtual
+
+from colonnade.describe.plan import Plan
+from colonnade.reason.planning.long_pipelines import LONG, predicted
+from colonnade.reason.simulator.runtime import ENGINE
+from colonnade.reason.simulator.simulate import simulate
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("link", ["NV2", "SYS"])
+def test_long_steps_are_told_as_if_all_of_them_was_simulated(seed, link):
+    box, work = cards(8, link), replace(drawn(seed, most_layers=12), batch=16 * LONG)
+    stage = min(len(work.layers), 4)
+    for schedule in ("1f1b", "gpipe"):
+        plan = Plan(batch=work.batch, data=2, stage=stage, micro_batches=LONG, schedule=schedule)
+        whole = simulate(box, work, plan, events=False).prediction(plan, 1.0)
+        quick = predicted(box, work, plan, ENGINE, 1.0)
+        # Seconds by the step: what the jitter draws of it is another part of a shorter one.
+        for name, value in asdict(whole).items():
+            seconds = name in ("compute", "waiting", "reduction", "update", "overhead")
+            near = pytest.approx(value, abs=1e-3 * whole.step if seconds else 0.0, rel=2e-3)
+            assert getattr(quick, name) == near, name
+
+
+def test_short_steps_are_simulated():
+    box, work = virtual(4, 2), drawn(3)
+    plan = Plan(batch=work.batch, data=2)
+    assert predicted(box, work, plan, ENGINE, 1.0) == simulate(box, work, plan).prediction(plan, 1.0)
