@@ -125,7 +125,8 @@ class InSlices:
         if shares[0].weight is not None:  # what is divided by weights is not scaled
             return {}
         alone = [replace(share, metrics={}) for share in shares]
-        return {name: value / scale for name, value in self._totals(alone, {}).items()}
+        totals = self._totals(alone, {}).items()
+        return {name: value / scale ** (2 if name.startswith(ROWS) else 1) for name, value in totals}
 
     @property
     def summed(self) -> bool:
