@@ -133,9 +133,9 @@ class Look:
 
     @property
     def tells(self) -> bool:
-        """Whether values that nobody has given can be computed, and show something."""
+        """Whether values that nobody has given can be computed, in slices too, and show something."""
         try:
-            return self.untold in (None, NOT_FINITE)
+            return self.untold in (None, NOT_FINITE) and bool(self.several)
         except tf.errors.InvalidArgumentError:
             return False
 
