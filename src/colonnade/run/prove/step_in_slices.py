@@ -99,7 +99,7 @@ class StepInSlices:
         pairs = [(v, self.look.several.get(k)) for k, v in self.look.one.items() if k.startswith("gradient")]
         norms = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs if b is not None]
         ratios = [a / b for a, b in norms if b > 0]
-        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self.counts))
+        return bool(ratios and abs(float(np.median(ratios)) / len(self.counts) - 1) < 0.15)
 
     def given(self, place: int) -> tuple[Any, list[Any]]:
         """What else the traces give, at such a place: that of the whole batch, and of each slice."""
