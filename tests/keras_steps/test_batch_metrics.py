@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from compared_fits import assert_that_of_keras
 from families import long
 from keras import ops
 
@@ -116,3 +117,27 @@ def test_a_model_of_which_all_is_frozen_is_refused_by_name():
     made.compile("sgd", "mse")
     with pytest.raises(cn.InvalidArgument, match=r"model='frozen': has no trainable weights.*cn.evaluate"):
         cn.fit(made, X, Y, devices=2, **FIT)
+
+
+class Usage(keras.layers.Layer):
+    """Tells how often each of three codes is used, and a number of its own that no batch is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.three = keras.metrics.Mean(name="used"), keras.metrics.Mean(name="three")
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="ones", trainable=False)
+
+    def call(self, x):
+        self.used.update_state(ops.mean(ops.softmax(x), axis=0) * ops.arange(3.0))
+        self.three.update_state(self.count + 2)
+        return x
+
+
+@pytest.mark.parametrize("rows", [7, 6], ids=["uneven slices", "as many codes as examples"])
+def test_a_vector_that_is_not_of_examples_is_a_mean_and_a_number_is_itself(rows):
+    def make():
+        made = keras.Sequential([keras.Input([3]), Usage(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        return made
+
+    assert_that_of_keras(make, X[:rows], Y[:rows])

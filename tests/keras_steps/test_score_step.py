@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 
 import colonnade as cn
+from colonnade.run.keras_steps.forward import Forward
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(7, 4)).astype("float32")
@@ -48,6 +50,55 @@ def test_a_second_batch_whose_slices_are_traced_already(layer):
     options = {"batch_size": 4, "verbose": 0, "return_dict": True}
     found = cn.evaluate(made, X, Y, devices=4, **options)
     assert found == pytest.approx(made.evaluate(X, Y, **options), rel=1e-5)
+
+
+HINGE = np.concatenate([-np.abs(X[:4]), np.abs(X[4:]), np.abs(X[:1])])  # of the first batch it is 0
+
+
+@pytest.mark.parametrize(
+    ("of", "batches"),
+    [
+        (lambda x: ops.sum(ops.relu(x)), [HINGE]),
+        (lambda x: ops.sum(x**2), [X[:1], X[:4]]),
+        (lambda x: ops.sum(ops.where(x > 1e6, x, 0.0)), [X[:4], 2e6 + X[:4]]),
+    ],
+    ids=["a hinge", "one example first", "nothing tells before"],
+)
+def test_what_layers_add_is_told_by_later_batches_or_by_none(of, batches):
+    made = model(Adds(of))
+    for x in batches:
+        y, options = np.zeros((len(x), 2)), {"batch_size": 4, "verbose": 0, "return_dict": True}
+        found = cn.evaluate(made, x, y, devices=2, **options)
+        assert found == pytest.approx(made.evaluate(x, y, **options), rel=1e-4)
+
+
+def test_what_has_no_room_on_one_device_is_told_by_the_halves_of_a_slice(monkeypatch):
+    made, on_slices = model(Adds(lambda x: ops.sum(x**2))), Forward.on_slices
+    ran = []
+
+    def limited(forward, batch, counts, devices=None):
+        results = on_slices(forward, batch, counts, devices)
+
+        def run(given):
+            ran.append(list(counts))
+            if max(counts) > 2:
+                raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+            return results(given)
+
+        return run
+
+    monkeypatch.setattr(Forward, "on_slices", limited)
+    options = {"batch_size": 4, "verbose": 0, "return_dict": True}
+    found = cn.evaluate(made, X[:4], Y[:4], devices=2, **options)
+    assert found == pytest.approx(made.evaluate(X[:4], Y[:4], **options), rel=1e-4)
+    assert [1, 1] in ran
+
+
+def test_a_metric_of_a_vector_that_is_not_of_examples():
+    made = model(Measures(lambda x: ops.mean(x, axis=0) * ops.arange(4.0)))
+    options = {"batch_size": 7, "verbose": 0, "return_dict": True}
+    found = cn.evaluate(made, X, Y, devices=2, **options)
+    assert found == pytest.approx(made.evaluate(X, Y, **options), rel=1e-4)
 
 
 def test_what_is_neither_a_mean_nor_a_sum_is_refused_by_name():

@@ -12,8 +12,8 @@ from colonnade.run.model.whole_batch import (
     AddedLosses,
     gathered,
     joined,
-    kinds,
     masks_of,
+    told_kinds,
     with_masks,
 )
 from colonnade.run.move.reduce import star
@@ -66,7 +66,7 @@ def test_a_sum_over_a_slice_counts_as_in_the_sum_over_the_batch():
 
 def test_a_batch_and_its_slices_tell_a_sum_from_a_mean():
     slices = [[2.0, 2.0, 7.0], [4.0, 4.0, 7.0]]
-    assert kinds([6.0, 3.1, 7.0], slices, [2, 2], 1e-6) == [SUM, MEAN, MEAN]
+    assert told_kinds([6.0, 3.1, 7.0], slices, [2, 2], 1e-6) == [SUM, MEAN, MEAN]
 
 
 def test_outputs_of_slices_that_differ_in_width_are_told():

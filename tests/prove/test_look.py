@@ -34,6 +34,13 @@ def test_rounding_is_equal_and_more_is_not():
     assert look(total, None).unequal[0].difference == float("inf")
 
 
+def test_values_that_nobody_has_given_tell_nothing_where_only_slices_raise():
+    assert look(total, np.float32(0)).tells
+    failing = look(total, None)
+    object.__setattr__(failing, "together", lambda _: {"loss": tf.gather(X, 9)})
+    assert not failing.tells
+
+
 def test_variables_are_put_back_and_random_numbers_are_known():
     count, generator = tf.Variable(0.0), tf.random.Generator.from_seed(1)
 

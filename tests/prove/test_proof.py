@@ -42,6 +42,12 @@ def test_losses_per_example_are_equal_and_tables_are_compared_in_the_rows_that_w
     assert look.look.silent
 
 
+def test_what_another_scale_of_the_loss_shows_is_rounding_in_squares_of_rows_too():
+    look = in_slices(squares, X, IDS).look
+    for leaf, value in look.scaled(0.5).items():
+        np.testing.assert_allclose(value, look.one[leaf], rtol=1e-5, err_msg=leaf)
+
+
 def test_weighted_losses_are_divided_by_all_weights():
     def loss(x, ids):
         return Weighted(squares(x, ids), tf.cast(ids, tf.float32)), {"size": squares(x, ids)}

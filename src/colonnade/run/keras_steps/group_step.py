@@ -109,7 +109,7 @@ class GroupStep(OwnStep):
         scope = GroupScope(place, num_batches)
         with remembered(), scope.entered(all_metrics(self._model)):
             logs = self._step(data)
-        self._deferred, self._applied = scope.noted, scope.applied
+        self._deferred, self._applied, self._optimizers = scope.noted, scope.applied, scope.optimizers
         # A call without outputs could not be waited for.
         return logs, scope.noted.values, tf.constant(0)
 

@@ -22,7 +22,7 @@ from colonnade.run.engine.gradients import slice_specs
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.engine.graph_loop import Loop, once_of
 from colonnade.run.engine.protocols import Outcome, Settings, Sync
-from colonnade.run.keras_steps.added_kinds import guilty, tell_kinds
+from colonnade.run.keras_steps.added_kinds import AddedKinds, guilty
 from colonnade.run.keras_steps.batch_metrics import BatchMetrics
 from colonnade.run.keras_steps.jit_compile import asks_for_xla
 from colonnade.run.keras_steps.keras_losses import missing, of_slices, source_of, uncounted
@@ -30,10 +30,8 @@ from colonnade.run.keras_steps.split_inputs import SplitInputs, uncut
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.model.training_step import BATCH, deferred, if_taken
-from colonnade.run.model.user_line import Failures, first_line
+from colonnade.run.model.user_line import Failures
 from colonnade.run.model.whole_batch import (
-    SUM,
-    AddedLosses,
     joined,
     masks_of,
     nothing,
@@ -45,9 +43,11 @@ from colonnade.run.parallel.compilation import Compilation
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values
 from colonnade.run.prove import slice_failure
-from colonnade.run.prove.look import POSITIONS, Look
+from colonnade.run.prove.judgement import judged
+from colonnade.run.prove.look import FIRST, POSITIONS, Look
 from colonnade.run.prove.proof import InSlices
-from colonnade.run.prove.verdict import Prover, quiet
+from colonnade.run.prove.second_looks import ProvedSizes, with_gaps
+from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.lockstep import Synchronous
 from colonnade.run.sync.same_training import same_kind
@@ -57,6 +57,8 @@ from colonnade.run.variables.saved_state import Resumable, SavedState
 
 # Beside the batch: the places of a slice's examples in it, and all of it.
 GATHERED = (*BATCH, POSITIONS, "batch")
+# How many batches are looked at, where they show nothing.
+LOOKS = 3
 
 
 class _NoMean(ColonnadeError):
@@ -79,15 +81,14 @@ class KerasStep:
         self._split, self._model, self.devices = split, model, devices
         self._sync, self._mode = sync, mode
         self._prover, self._peers = prover, peers
-        self._added, self._calm_added = AddedLosses(), AddedLosses()  # in training, and without
-        self._calm_added.kinds = self._added.kinds
-        self._knows_kinds = False  # whether it is told what all layers add
+        self._added = AddedKinds()  # by layers
         self._masked = self._summed = False  # whether an output has a mask, or the loss is no number
         # Whether every replica computes the loss of the whole batch.
         self._may_gather = self._several and isinstance(sync, Synchronous)
         no_mean = any(of_slices(model.loss)) or bool(masks_of(getattr(model, "outputs", None)))
         self._gathers = self._may_gather and no_mean
-        self._examined: set[Hashable] = set()  # kinds of batches
+        self._begun, self._sizes = set[Hashable](), ProvedSizes()  # kinds of batches, and their slices
+        self._untold = 0  # how often a batch was looked at that showed nothing
         self._choosing, self._failures = False, Failures()
         self._spec: Any = None  # of the dataset
         # What the model and its loss do to metrics; Keras has built them all by the first step.
@@ -121,7 +122,7 @@ class KerasStep:
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
-        if not self._examined:
+        if not self._begun:
             self._spec = without_optionals(getattr(iterator, "element_spec", None))
         for batch in of_execution(self._peers.fetched(iterator), self._model.steps_per_execution):
             logs = self.once(batch, iterator)
@@ -136,7 +137,7 @@ class KerasStep:
             self._engine.enter()
         self._apart = True
         try:
-            with self._peers.stepping():
+            with self._peers.stepping(), self._telling(arguments):
                 logs: dict[str, Any] = once_of(
                     self._loop, arguments, coming, lambda other: self._opened(*unpacked(other))
                 )
@@ -173,9 +174,11 @@ class KerasStep:
         if self._several:
             plain = self._plain(x, y, weight)
             check("fit()", uncut(plain))
-            if kind_of(plain) not in self._examined:
+            kind, counts = kind_of(plain), self._engine.cut(plain)
+            new = kind not in self._begun or (self._prover.wanted and self._sizes.shows_more(kind, counts))
+            if new and (plain.size("fit()") or 0) > 1:
                 self._examine(x, y, weight)
-            elif self._added.calls and not self._knows_kinds and self._prover.wanted:
+            elif self._added.doubtful and self._prover.wanted and len(counts) > 1:
                 self._look_again(x, y, weight)
         return self._opened(x, y, weight)
 
@@ -226,7 +229,7 @@ class KerasStep:
     def _losses(self, x: Any, y: Any, weight: Any, positions: Any, batch: Any, *, training: bool) -> Any:
         rows = self._rows(x, y, weight)
         total = rows if batch is None else self._rows(*batch)
-        known, added = len(self._model.variables), self._added if training else self._calm_added
+        known, added = len(self._model.variables), self._added.trained if training else self._added.calm
         with added.noted(rows, total), deferred(self._model, rows) as called:
             prediction = self._predict(x, rows, training)
         masks = masks_of(prediction)
@@ -262,31 +265,36 @@ class KerasStep:
         options = if_taken(self._model.compute_loss, training=training)
         return tf.convert_to_tensor(self._model.compute_loss(x, y, prediction, weight, **options))
 
-    def _examine(self, x: Any, y: Any, weight: Any) -> None:
+    def _telling(self, batch: Arguments) -> Any:
+        """Around whatever may trace slices of a size that was not there before."""
+        whole = partial(self._engine.traces.of_one_device, batch)
+        return self._failures.told("fit()", self._model.name, self._engine.cut(batch), whole)
+
+    def _examine(self, *given: Any) -> None:
         """Before such batches are trained: find out how the loss is computed by slices, and prove it."""
-        if self._rows(x, y, weight) < 2:
-            return
         self.show()
-        self._choosing = True
-        with self._told(x, y, weight):
-            while not self._settled(self._opened(x, y, weight)):
+        self._choosing, self._prover.told = True, True
+        with self._told(*given):
+            while not self._settled(given):
                 self._begin()
-        self._examined.add(kind_of(self._plain(x, y, weight)))
+        kind, counts = kind_of(self._plain(*given)), self._engine.cut(self._opened(*given))
+        self._begun.add(kind)
+        self._untold += not self._prover.told
+        if self._prover.told or self._untold >= LOOKS:
+            self._sizes.note(kind, counts)
         self._choosing = False
 
-    def _look_again(self, x: Any, y: Any, weight: Any) -> None:
+    def _look_again(self, *given: Any) -> None:
         """At what layers add, which was 0 until now; whether it is a sum decides how all is computed."""
         self.show()
-        batch = self._opened(x, y, weight)
-        counts, before = self._engine.cut(batch), dict(self._added.kinds)
-        if len(counts) < 2:
-            return
-        look = self._prover.in_training(self._engine.traces, batch, counts, self._more)
-        self._knows_kinds = tell_kinds(self._added, look)
-        if self._added.kinds != before:
+        batch = self._opened(*given)
+        look = self._prover.in_training(self._engine.traces, batch, self._engine.cut(batch), self._more)
+        with self._told(*given):
+            new = self._added.shown_by(look) and self._added.tells(look, self._prover, self._engine.traces)
+        if new:
             self._gathers = self._may_gather and (self._gathers or self._no_mean)
             self._begin()
-            self._examine(x, y, weight)
+            self._examine(*given)
 
     def _told(self, *given: Any) -> AbstractContextManager[None]:
         """Around what computes a batch in slices."""
@@ -299,62 +307,54 @@ class KerasStep:
         counts = self._engine.cut(batch)
         return self._prover.in_training(self._engine.traces, batch, counts, self._more).look
 
-    def _settled(self, batch: Arguments) -> bool:
+    def _settled(self, given: Sequence[Any]) -> bool:
         """Whether the loss is computed right; if not, it is done in another way from now on."""
+        batch = self._opened(*given)
         counts = self._engine.cut(batch)
-        whole = partial(self._engine.traces.of_one_device, batch)
-        with suppress(_NoMean), self._failures.told("fit()", self._model.name, counts, whole):
+        with suppress(_NoMean), self._telling(batch):
             self._engine.prepare(batch)
         if self._must_gather:
             self._gathers = True
             return False
         if self._no_mean and not self._gathers and not isinstance(self._sync, Synchronous):
-            kinds = self._added.kinds
+            kinds = self._added.trained.kinds
             check("fit()", uncounted(self._model.name, kinds, masked=self._masked, summed=self._summed))
-        if not self._prover.wanted or not self._prover.fits(self._engine.traces, batch):
+        if not self._prover.wanted or len(counts) < 2:
             return True
-        trained = self._prover.in_training(self._engine.traces, batch, counts, self._more)
-        if self._added.calls and not self._knows_kinds:
-            before = dict(self._added.kinds)
-            self._knows_kinds = tell_kinds(self._added, trained)
-            if self._added.kinds != before:
-                self._gathers = self._may_gather and (self._gathers or self._no_mean)
-                return False
-        if self._prover.proved(trained.look):
+        where = f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST
+        found = self._prover.in_training(self._engine.traces, batch, counts, self._more, where)
+        if self._added.doubtful and self._added.tells(found, self._prover, self._engine.traces):
+            self._gathers = self._may_gather and (self._gathers or self._no_mean)
+            return False
+        if self._prover.fits(self._engine.traces, batch):
+            plain = self._plain(*given)
+            varied = with_gaps(plain, counts)
+            other, _ = varied.unpack(varied.components())
+            with self._prover.within_memory():
+                return self._equal(found, batch if varied is plain else self._opened(*other))
+        return True
+
+    def _equal(self, found: InSlices, varied: Arguments) -> bool:
+        """Whether slices give what one device does; if that cannot be, it is refused."""
+        judge = partial(judged, self._prover, calm=self._calm_trace)
+        amiss = self._prover.wrong(found, varied, judge)
+        if amiss is None:
             return True
-        calm, added = self._compared(trained)
-        if calm is None or self._prover.proved_but_for_training(trained, calm):
-            return True
-        alike = calm.look.random or not any(row.leaf.startswith("prediction") for row in calm.look.unequal)
+        trained, calm = amiss
+        shown = (calm or trained).look
+        alike = shown.random or not any(row.leaf.startswith("prediction") for row in shown.unequal)
         if alike and not self._gathers and isinstance(self._sync, Synchronous):
             self._gathers = True
             return False
-        layer = guilty(added, calm)
+        trained, calm = self._prover.told_wrong(found, amiss, judge)
+        layer = guilty(self._added, calm)
         self._prover.refuse(trained, calm, source_of(self._model) if layer is None else ("add_loss", layer))
         return True
-
-    def _compared(self, trained: InSlices) -> tuple[InSlices | None, AddedLosses]:
-        """The batch without what differs for a good reason, and what layers add; None where it is not had."""
-        fixed = self._prover.without_draws(trained)
-        if fixed is not None and (fixed.look.miscounted or not (fixed.look.unequal and fixed.changes_states)):
-            assert isinstance(fixed, InSlices)
-            return fixed, self._added
-        try:
-            how = trained.counts, trained.batch, trained.device, self._more
-            calm = quiet(InSlices.traced(self._calm_trace, *how))
-            _ = calm.look.rows
-        except Exception as error:  # whatever a model raises that is not made for it
-            if not (trained.look.random or trained.changes_states):
-                return trained, self._added
-            said = f"cannot be computed with training=False: {type(error).__name__}: {first_line(error)}"
-            self._prover.unproved(f"it draws random numbers or keeps statistics, and {said}")
-            return None, self._added
-        return calm, self._calm_added
 
     @property
     def _no_mean(self) -> bool:
         """Whether the model was seen to give a mask, or layers that add sums, or a loss that is no number."""
-        return self._masked or self._summed or SUM in self._added.kinds.values()
+        return self._masked or self._summed or self._added.has_sums
 
     @property
     def _must_gather(self) -> bool:

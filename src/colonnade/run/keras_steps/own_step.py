@@ -31,7 +31,8 @@ from colonnade.run.model.whole_batch import AddedLosses, told_kinds
 from colonnade.run.move.reduce import order_for, star
 from colonnade.run.move.slices_ahead import SlicesAhead
 from colonnade.run.prove import slice_failure
-from colonnade.run.prove.look import POSITIONS
+from colonnade.run.prove.look import FIRST, POSITIONS
+from colonnade.run.prove.second_looks import ProvedSizes
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
@@ -46,6 +47,8 @@ from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
 
+# How many batches are looked at, where they show nothing.
+LOOKS = 3
 NAMES = ("data", POSITIONS, "total")
 # Of what a replica returns, where the losses are that layers have added.
 ADDED = 4
@@ -98,7 +101,7 @@ class OwnStep:
         # The same with slices that were sent ahead, and what these tell.
         self._ahead, self._structures = StepsAhead(), dict[Hashable, Any]()
         self._widths, self._failures = Widths(), Failures()
-        self._examined: set[Hashable] = set()  # kinds of batches, and whether slices differ in size
+        self._sizes, self._begun, self._untold = ProvedSizes(), False, 0  # batches that showed nothing
         self._optimizers: list[tuple[Any, list[Any]]] = []  # of a trace, and what they train
         self.names: list[str] = []  # of the variables whose gradients a trace gives
         self._added = AddedLosses()
@@ -138,12 +141,13 @@ class OwnStep:
     def _checked(self, data: Any) -> Arguments:
         batch = self._opened(data)
         counts = self.counts(batch)
-        # Slices of one size do not show whether each counts by its own.
-        kind = self._batch_kind, len(set(counts)) > 1
-        if kind not in self._examined and len(counts) > 1:
+        if self._prover.wanted and self._sizes.shows_more(self._batch_kind, counts):
             with self._only_in_slices(batch):
-                self._examine(batch)
-            self._examined.add(kind)
+                self._examine(batch, f"{FIRST} of {sum(counts)} examples" if self._begun else FIRST)
+            self._begun = True
+            self._untold += not self._prover.told
+            if self._prover.told or self._untold >= LOOKS:
+                self._sizes.note(self._batch_kind, counts)
         return batch
 
     def prepare(self, data: Any) -> tuple[tuple[Any, Any], Arguments]:
@@ -275,26 +279,28 @@ class OwnStep:
         """The step as one device makes it."""
         return self._traces.get(batch.resized(sum(self.counts(batch))))
 
-    def _examine(self, batch: Arguments) -> None:
-        if not self._prover.wanted:
-            return
-        found = StepInSlices(self, batch)
+    def _examine(self, batch: Arguments, where: str) -> None:
+        """Prove a batch, computed in the first way in which several devices do what one does."""
+
+        def found() -> StepInSlices:
+            return StepInSlices(self, batch).anew(batch, where)
+
         examined = partial(
             self._prover.examine_step, again=partial(self._apart, batch), name=type(self._model).__name__
         )
         try:
             with self._prover.raising():
-                examined(found)
+                examined(found())
             return
         except InvalidArgument:
-            before, *others = self._ways(found)
+            before, *others = self._ways(found())
         for way in others:
             self._computes_as(*way)
             with suppress(InvalidArgument), self._prover.raising():
-                examined(StepInSlices(self, batch))
+                examined(found())
                 return
         self._computes_as(*before)
-        examined(StepInSlices(self, batch))
+        examined(found())
 
     def _ways(self, found: StepInSlices) -> list[Way]:
         """How a step is computed now, and how else it may be, as a batch and its slices tell."""

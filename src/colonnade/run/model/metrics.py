@@ -8,18 +8,21 @@ whole batch would have given.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from colonnade.run.trace.captures import ancestors
 from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.ops import calling_code
 
 # In place of a tensor among what a metric is called with, and of the number of examples.
 TENSOR, ROWS = object(), object()
+# What slices give of a tensor (see `_Numbers.kind_of`).
+SAME, OF_EXAMPLES, OF_SLICE = "same", "of examples", "of slice"
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,23 @@ class MetricCalls:
     Args:
         calls: a metric, and its arguments, with `TENSOR` where there is one.
         rows: how many examples the trace had, if that is known.
+        tensors: of each of those.
     """
 
     calls: tuple[tuple[Any, Any], ...] = ()
     rows: int | None = None
+    tensors: tuple["Given", ...] = ()
 
     def leaves(self) -> list[Any]:
         """All arguments, one after the other."""
         return [leaf for _, given in self.calls for leaf in tf.nest.flatten(given)]
+
+
+class Given(NamedTuple):
+    """What a trace knows of a tensor that a metric is given."""
+
+    size: int | None  # the first dim, if it has one that is known
+    same: bool  # whether it is a whole number that is the same for all slices: nothing of a batch is in it
 
 
 class DeferredMetrics:
@@ -53,12 +65,13 @@ class DeferredMetrics:
     def __init__(self, metrics: Sequence[Any], rows: int | None = None) -> None:
         self._metrics, self._rows = metrics, rows
         self._calls: list[tuple[Any, Any]] = []
+        self._given: list[Given] = []
         self.values: list[Any] = []
         self._graph: Any = None
         self._scope = ExitStack()
 
     def __enter__(self) -> "DeferredMetrics":
-        self._calls, self.values = [], []
+        self._calls, self._given, self.values = [], [], []
         self._graph = tf.compat.v1.get_default_graph()
         for metric in self._metrics:
             vars(metric)["update_state"] = unconverted(self._noting(metric))
@@ -73,7 +86,7 @@ class DeferredMetrics:
     @property
     def noted(self) -> MetricCalls:
         """What was called, without anything of the graph in which it was."""
-        return MetricCalls(tuple(self._calls), self._rows)
+        return MetricCalls(tuple(self._calls), self._rows, tuple(self._given))
 
     def _noting(self, metric: Any) -> Callable[..., None]:
         original = metric.update_state
@@ -95,7 +108,10 @@ class DeferredMetrics:
             return value.dtype.as_numpy_dtype(known_number(value))
         if value is None or value is ROWS or isinstance(value, bool | str) or known_number(value) is not None:
             return value
-        self.values.append(tf.convert_to_tensor(value))
+        tensor = tf.convert_to_tensor(value)
+        same = tensor.dtype.is_integer and is_of_variables(tensor)
+        self._given.append(Given(tensor.shape[0] if tensor.shape.rank else None, same))
+        self.values.append(tensor)
         return TENSOR
 
     def make(
@@ -123,7 +139,9 @@ def update(
         whole: the calls in a trace of the whole batch, for numbers of which slices do not tell what they are.
     """
     numbers = _Numbers(noted, tf.add_n(list(rows)), whole)
-    joined = iter([_joined(parts, rows) for parts in zip(*slices, strict=True)])
+    joined = iter(
+        [_joined(parts, rows, numbers.kind_of(i)) for i, parts in enumerate(zip(*slices, strict=True))]
+    )
     place = 0
     for metric, given in noted[0].calls:
         leaves = []
@@ -136,13 +154,30 @@ def update(
 
 
 class _Numbers:
-    """Numbers that traces know: one that is the same for all, or how many examples there are."""
+    """What traces know: numbers, one that is the same for all or how many examples there are; and tensors."""
 
     def __init__(
         self, noted: Sequence[MetricCalls], total: Any, whole: Callable[[], MetricCalls] | None
     ) -> None:
         self._leaves, self._rows = [each.leaves() for each in noted], [each.rows for each in noted]
-        self._total, self._whole = total, whole
+        self._total, self._whole, self._noted = total, whole, noted
+
+    def kind_of(self, place: int) -> str:
+        """What slices give of a tensor: the same all, values of their examples, or something of their own."""
+        own = [each.tensors[place] for each in self._noted]
+        if len(own) == 1 or own[0].same:
+            return SAME
+        sizes = [given.size for given in own]
+        whole = None
+        if self._rows == self._rows[:1] * len(own) and len(set(sizes)) == 1 and self._whole is not None:
+            # Slices of one size do not show whether a dim is that of the examples.
+            whole = self._whole().tensors[place].size if grows(sizes, self._rows) else None
+        return OF_EXAMPLES if grows([*sizes, whole], [*self._rows, self._rows_of_all]) else OF_SLICE
+
+    @property
+    def _rows_of_all(self) -> int | None:
+        known = [rows for rows in self._rows if rows is not None]
+        return sum(known) if len(known) == len(self._rows) else None
 
     def of_batch(self, place: int) -> Any:
         own = [leaves[place] for leaves in self._leaves]
@@ -210,9 +245,31 @@ def known_number(value: Any) -> int | float | None:
     return None if static is None else np.asarray(static).item()
 
 
-def _joined(parts: Sequence[Any], rows: Sequence[Any]) -> Any:
+def is_of_variables(tensor: Any) -> bool:
+    """Whether a tensor of a trace is made of variables, and of nothing that the trace is given or draws.
+
+    What is made of constants alone may be the number of examples, which a trace knows.
+    """
+    if not tf.is_symbolic_tensor(tensor):
+        return False
+    inputs = {source.op.name: source.dtype == tf.resource for source in tensor.graph.inputs}
+    ops = ancestors(tensor.op)
+    used = [inputs[op.name] for op in ops if op.name in inputs]
+    return bool(used) and all(used) and not any("Random" in op.type for op in ops)
+
+
+def grows(sizes: Sequence[int | None], rows: Sequence[int | None]) -> bool:
+    """Whether first dims are as many times the number of examples in all slices, as far as that is known."""
+    known = [(n, of) for n, of in zip(sizes, rows, strict=True) if n is not None and of]
+    return len({n / of for n, of in known}) <= 1 and all(n % of == 0 for n, of in known)
+
+
+def _joined(parts: Sequence[Any], rows: Sequence[Any], kind: str) -> Any:
     """One value per example, or a mean over them, or how many there are."""
-    if parts[0].shape.rank != 0:
+    if kind == SAME:
+        return parts[0]
+    number = parts[0].dtype.is_floating or parts[0].dtype.is_integer
+    if parts[0].shape.rank != 0 and (kind == OF_EXAMPLES or not number):
         return tf.concat(parts, axis=0)
     if not parts[0].dtype.is_floating:
         return tf.add_n(list(parts))

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
-from colonnade.run.model.metrics import ROWS, as_with_keras, counted_rows, known_number
+from colonnade.run.model.metrics import ROWS, as_with_keras, counted_rows, is_of_variables, known_number
 from colonnade.run.model.whole_batch import gathered
 from colonnade.run.trace.concrete import unconverted
 from colonnade.run.trace.replica_context import TracingContext
@@ -297,8 +297,8 @@ class ReplicaScope:
                 return tf.constant(self._total, value.dtype) if self._is_rows(number) else value
             if value.dtype.is_floating:
                 return self._mean(value)
-            if value.dtype.is_integer:  # how many there are of something
-                return self._all_reduce(value)
+            if value.dtype.is_integer:  # how many there are of something, or the same number for all
+                return value if is_of_variables(value) else self._all_reduce(value)
         elif value.shape.rank is not None and value.dtype != tf.string:
             size = value.shape[0]
             if self._grows(size):

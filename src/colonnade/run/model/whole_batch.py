@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem, check
@@ -68,13 +69,15 @@ class AddedLosses:
         self.kinds, self._adds = dict(kinds or {}), adds
         self.values: list[Any] = []  # the loss of each call
         self.layers: list[Any] = []  # the layer of each call
-        self.calls: list[tuple[str, int]] = []  # its name, and how often it has added something before
+        # Its name, and how often one of that name has added something before.
+        self.calls: list[tuple[str, int]] = []
+        self.zeros: list[bool] = []  # whether it adds 0, whatever the batch is
         self._graph: Any = None
 
     @contextmanager
     def noted(self, rows: int, total: int) -> Iterator["AddedLosses"]:
         """While a model is called on a slice of so many rows, of a batch of `total`."""
-        self.values, self.layers, self.calls = [], [], []
+        self.values, self.layers, self.calls, self.zeros = [], [], [], []
         self._graph = tf.compat.v1.get_default_graph()
         original = keras.layers.Layer.add_loss
 
@@ -95,9 +98,11 @@ class AddedLosses:
             keras.layers.Layer.add_loss = original
 
     def _added(self, layer: Any, loss: Any, factor: float) -> Any:
-        call = layer.name, self.layers.count(layer)
+        # Layers in parts of a model may have the same name; in all traces they come in the same order.
+        call = layer.name, sum(other.name == layer.name for other in self.layers)
         self.layers.append(layer)
         self.calls.append(call)
+        self.zeros.append(is_zero(loss))
         # One value per example, which Keras adds up.
         several = loss.shape.rank != 0
         value = tf.reduce_sum(loss) if several else loss
@@ -106,22 +111,37 @@ class AddedLosses:
         return value * tf.constant(factor, value.dtype) if kind == SUM else value
 
 
-def kinds(
-    whole: Sequence[float], slices: Sequence[Sequence[float]], counts: Sequence[int], step: float
-) -> list[str]:
-    """Of each added loss whether it is a sum over the examples; where nothing tells, it is a mean."""
-    return [kind or MEAN for kind in told_kinds(whole, slices, counts, step)]
+# What gives 0 where its first input is 0, or where one of two is.
+PASSING = ("Identity", "Cast", "Neg", "Sum", "Mean", "Reshape", "StopGradient", "Abs", "Square", "DivNoNan")
+PRODUCTS = ("Mul", "MulNoNan")
+SUMS = ("AddV2", "Add", "AddN", "Sub")
+
+
+def is_zero(tensor: Any) -> bool:
+    """Whether a trace knows that something is 0, such as a regulariser whose weight is."""
+    known = tf.get_static_value(tensor)
+    if known is not None:
+        return not np.any(known)
+    inputs = tensor.op.inputs
+    if tensor.op.type in PASSING:
+        return is_zero(inputs[0])
+    if tensor.op.type in PRODUCTS:
+        return any(is_zero(each) for each in inputs)
+    return tensor.op.type in SUMS and all(is_zero(each) for each in inputs)
 
 
 def told_kinds(
     whole: Sequence[float], slices: Sequence[Sequence[float]], counts: Sequence[int], step: float
 ) -> list[str | None]:
-    """The same, as far as a batch and its slices tell it: of a loss that is 0 they do not."""
+    """Of each added loss whether it is a mean or a sum over the examples, told by a batch and its slices.
+
+    They do not tell (None) where it is 0, or no number, or where there is one slice.
+    """
     return [_kind(value, [own[i] for own in slices], counts, step) for i, value in enumerate(whole)]
 
 
 def _kind(whole: float, parts: Sequence[float], counts: Sequence[int], step: float) -> str | None:
-    if not whole and not any(parts):
+    if len(parts) < 2 or not (whole or any(parts)) or not np.all(np.isfinite([whole, *parts])):
         return None
     mean = sum(part * n for part, n in zip(parts, counts, strict=True)) / sum(counts)
     total = sum(parts)

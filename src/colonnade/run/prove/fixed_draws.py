@@ -1,23 +1,32 @@
-"""A trace in which random numbers are fixed, the same for every example, so that slices can be compared.
+"""A trace in which random numbers are fixed, so that slices can be compared with the whole batch.
 
 Several devices draw other numbers than one does, so nothing that is made of them can be held against one
-device. With a number that never changes in the place of each one that is drawn, a batch and its slices must
-be equal as if nothing were drawn. And what prints can be run once more without anybody hearing it. Both are
-done in the graph: nothing of the user's is traced once more.
+device. With numbers that an example has by its place in the batch, a batch and its slices must be equal as if
+nothing were drawn; where nobody can tell the place, it is one number for all. And what prints can be run once
+more without anybody hearing it. Both are done in the graph: nothing of the user's is traced once more.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
+from itertools import count
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import tensorflow as tf
 
-from colonnade.run.prove.drawn_shape import SHAPED_BY_OTHERS, shape_of_drawn
+from colonnade.run.prove.drawn_shape import CATEGORIES, SHAPED_BY_OTHERS, shape_of_drawn
+from colonnade.run.prove.numbers_by_place import DrawPlace, places, written
 from colonnade.run.trace.captures import LOOPS
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
 
 T = TypeVar("T", bound=Traced)
+# Where something is drawn: the name of a function, or None, and that of a node in it.
+Draw = tuple[str | None, str]
+_NUMBERS = count()  # of functions that were changed
+_FIXED: WeakSet[Traced] = WeakSet()
 
 # Such a number lets dropout keep everything, whatever its rate.
 UNIFORM, NORMAL = 0.995, 0.6
@@ -51,17 +60,70 @@ DRAWN_WHOLE = {
     "StatelessRandomUniformInt": ("dtype", "T", 2),
     "RandomUniformInt": ("Tout", "T", 1),
 }
+# By what is in the name of an op: numbers by place that are like those that it draws; others are uniform.
+KINDS = (
+    ("Binomial", "coin"),
+    ("Gamma", "gamma"),
+    ("Normal", "normal"),
+    ("Poisson", "count"),
+    ("FullInt", "bits"),
+)
+# These have one number for all: what they may draw is said by their inputs, and that one is not far off.
+OF_ONE_NUMBER = (*CATEGORIES, "StatelessParameterizedTruncatedNormal")
 SHUFFLED = ("RandomShuffle", "StatelessShuffle")
 HEARD = ("PrintV2", "WriteSummary", "WriteScalarSummary", "WriteRawProtoSummary")
 NUMBER = "colonnade_fixed_number"
 
 
-def with_fixed_draws(traced: T) -> T:
+def with_fixed_draws(traced: T, known: Mapping[Draw, DrawPlace] | None = None, salt: int = 0) -> T:
     """The same trace, with a fixed number for every one that it draws outside of loops.
 
     A loop may go on until it has drawn a number that it likes, so what is drawn in one stays random.
+
+    Args:
+        traced: the trace.
+        known: the places of draws in that of the whole batch; what is drawn elsewhere is one number for all.
+        salt: makes other numbers of the same places.
     """
-    return _with_others(traced, _exchanged, in_loops=False)
+    made = _with_others(traced, partial(_exchanged, known=known or {}, salt=salt), in_loops=False)
+    _FIXED.add(made)
+    return made
+
+
+def is_fixed(traced: Traced) -> bool:
+    """Whether numbers are fixed in a trace; what is left of random generators are their states, unread."""
+    return traced in _FIXED
+
+
+def with_numbers_by_place(
+    whole: T, parts: Sequence[T], counts: Sequence[int], salt: int = 0
+) -> tuple[T, list[T]]:
+    """The traces of a batch and of its slices, with the same numbers for the same examples."""
+    drawn, total = _draws(whole), sum(counts)
+    of_whole: dict[Draw, DrawPlace] = {}
+    of_parts: list[dict[Draw, DrawPlace]] = []
+    for i, part in enumerate(parts):
+        found, own = _draws(part), dict[Draw, DrawPlace]()
+        # One line of code draws in both traces, and they were made one after the other in both.
+        if [op for _, op, _ in found] == [op for _, op, _ in drawn]:
+            start = sum(counts[:i])
+            for (here, _, one), (there, _, other) in zip(drawn, found, strict=True):
+                both = places(one, other, start, counts[i], total)
+                if both is not None and of_whole.setdefault(here, both[0]) == both[0]:
+                    own[there] = both[1]
+        of_parts.append(own)
+    # Numbers by place are of use where all slices have them.
+    names = [draw for draw, _, _ in drawn]
+    every = [n for n, place in enumerate(names) if place in of_whole]
+    if any(len(own) != len(every) for own in of_parts):
+        of_whole, of_parts = {}, [{} for _ in parts]
+    fixed = with_fixed_draws(whole, of_whole, salt)
+    made: dict[Any, T] = {}
+    for part, own in zip(parts, of_parts, strict=True):
+        key = id(part), tuple(own.values())
+        if key not in made:
+            made[key] = with_fixed_draws(part, own, salt)
+    return fixed, [made[id(part), tuple(own.values())] for part, own in zip(parts, of_parts, strict=True)]
 
 
 def muted(traced: T) -> T:
@@ -81,13 +143,13 @@ def _of_other_nodes(traced: Any, exchange: Callable[..., bool], in_loops: bool) 
     definition = traced.graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
     looped = set() if in_loops else set(_looped(definition, functions))
-    inner = [function.node_def for name, function in functions.items() if name not in looped]
-    renamed = True in [exchange(nodes, of_function=True) for nodes in inner]
+    inner = [(function.node_def, name) for name, function in functions.items() if name not in looped]
+    renamed = True in [exchange(nodes, name) for nodes, name in inner]
     if renamed:
         # TensorFlow knows functions by their names, and these are others now.
-        suffix = f"{exchange.__name__}_{NUMBER}"
+        suffix = f"{next(_NUMBERS)}_{NUMBER}"
         _rename(definition, {name: f"{name}_{suffix}" for name in functions})
-    exchange(definition.node, of_function=False)
+    exchange(definition.node, None)
     names, outputs = [t.op.name for t in traced.inputs], [t.name for t in traced.outputs]
     known = {t.name: t.shape for op in traced.graph.get_operations() for t in op.outputs}
 
@@ -106,6 +168,33 @@ def _of_other_nodes(traced: Any, exchange: Callable[..., bool], in_loops: bool) 
         # A tf.function does not make known what comes with an imported graph, and such a function does.
         known_by = tf.compat.v1.wrap_function(imported, specs) if renamed else None
         return concrete(imported, *specs), known_by
+
+
+def _draws(traced: Any) -> list[tuple[Draw, str, tuple[int, ...] | None]]:
+    """What a trace draws, in the order of its code: where, by which op, of what shape if known."""
+    definition = traced.concrete.graph.as_graph_def(add_shapes=True)
+    functions = {function.signature.name: function for function in definition.library.function}
+    found, seen = [], set[str]()
+
+    def search(nodes: Any, function: str | None) -> None:
+        for node in nodes:
+            if node.op in DRAWN or node.op in DRAWN_WHOLE:
+                found.append(((function, node.name), node.op, _shape(node)))
+            for name in _called(node):
+                if name in functions and name not in seen:
+                    seen.add(name)
+                    search(functions[name].node_def, name)
+
+    search(definition.node, None)
+    return found
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    """Of what is drawn, where it is known and numbers by place may be taken."""
+    shapes = node.attr["_output_shapes"].list.shape
+    if node.op in OF_ONE_NUMBER or not shapes or shapes[0].unknown_rank:
+        return None
+    return tuple(dim.size for dim in shapes[0].dim)
 
 
 def _looped(definition: Any, functions: Mapping[str, Any]) -> Iterator[str]:
@@ -127,35 +216,61 @@ def _called(node: Any) -> Iterator[str]:
         yield from (one.name for one in (value.func, *value.list.func) if one.name)
 
 
-def _exchanged(nodes: Any, *, of_function: bool) -> bool:
+def _exchanged(nodes: Any, function: str | None, known: Mapping[Draw, DrawPlace], salt: int) -> bool:
     """Exchange the nodes that draw; whether there were any."""
     exchanged = False
     for node in list(nodes):
         if node.op in SHUFFLED:
             _become(node, "Identity", node.input[:1], {"T": node.attr["T"].type})
-        elif node.op in DRAWN:
-            dtype, shape, number = DRAWN[node.op]
-            value = nodes.add(name=f"{node.name}/{NUMBER}", op="Const", device=node.device)
-            value.attr["dtype"].type = node.attr[dtype].type
-            proto = tf.make_tensor_proto(number, tf.as_dtype(node.attr[dtype].type))
-            value.attr["value"].tensor.CopyFrom(proto)
-            source = f"{value.name}:output:0" if of_function else value.name
-            dims, index = node.input[0], node.attr[shape].type
-            if node.op in SHAPED_BY_OTHERS:
-                dims, index = shape_of_drawn(nodes, node, of_function=of_function)
-            kinds = {"T": node.attr[dtype].type, "index_type": index}
-            _become(node, "Fill", [dims, source], kinds)
-        elif node.op in DRAWN_WHOLE:
-            dtype, shape, place = DRAWN_WHOLE[node.op]
-            kinds = {"T": node.attr[dtype].type, "index_type": node.attr[shape].type}
-            _become(node, "Fill", [node.input[0], node.input[place]], kinds)
+        elif node.op in DRAWN or node.op in DRAWN_WHOLE:
+            place = known.get((function, node.name))
+            if place is None:
+                _exchange_for_one(nodes, node, of_function=function is not None)
+            else:
+                _exchange_by_place(nodes, node, place, salt, of_function=function is not None)
         else:
             continue
         exchanged = True
     return exchanged
 
 
-def _silenced(nodes: Any, *, of_function: bool) -> bool:
+def _exchange_by_place(nodes: Any, node: Any, place: DrawPlace, salt: int, *, of_function: bool) -> None:
+    dtype, shape, last = {**DRAWN, **DRAWN_WHOLE}[node.op]
+    kind = "whole" if node.op in DRAWN_WHOLE else next((k for name, k in KINDS if name in node.op), "uniform")
+    limits = [node.input[last], node.input[last + 1]] if kind == "whole" else []
+    dims, index = _dims(nodes, node, shape, of_function=of_function)
+    for made in written(node, dims, kind, (node.attr[dtype].type, index), place, salt, limits):
+        if not of_function:  # there, outputs have no names
+            made.input[:] = [re.sub(r":[a-z_]\w*:", ":", name) for name in made.input]
+        if made.name == node.name:
+            node.CopyFrom(made)
+        else:
+            nodes.add().CopyFrom(made)
+
+
+def _exchange_for_one(nodes: Any, node: Any, *, of_function: bool) -> None:
+    if node.op in DRAWN:
+        dtype, shape, number = DRAWN[node.op]
+        value = nodes.add(name=f"{node.name}/{NUMBER}", op="Const", device=node.device)
+        value.attr["dtype"].type = node.attr[dtype].type
+        proto = tf.make_tensor_proto(number, tf.as_dtype(node.attr[dtype].type))
+        value.attr["value"].tensor.CopyFrom(proto)
+        source = f"{value.name}:output:0" if of_function else value.name
+    else:
+        dtype, shape, place = DRAWN_WHOLE[node.op]
+        source = node.input[place]
+    dims, index = _dims(nodes, node, shape, of_function=of_function)
+    _become(node, "Fill", [dims, source], {"T": node.attr[dtype].type, "index_type": index})
+
+
+def _dims(nodes: Any, node: Any, shape: str, *, of_function: bool) -> tuple[str, int]:
+    """The output that is the shape of what a node draws, and its dtype."""
+    if node.op in SHAPED_BY_OTHERS:
+        return shape_of_drawn(nodes, node, of_function=of_function)
+    return node.input[0], node.attr[shape].type
+
+
+def _silenced(nodes: Any, _function: str | None) -> bool:
     """Exchange the nodes that a person hears; whether there were any."""
     heard = [node for node in nodes if node.op in HEARD]
     for node in heard:

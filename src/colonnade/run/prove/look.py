@@ -19,6 +19,7 @@ from colonnade.run.parallel.gap import gap, largest, nudged
 from colonnade.run.parallel.rounding import coarsest
 from colonnade.run.parallel.tolerance import MOVES, Values, kind, margin, most_noise, noise, scales
 from colonnade.run.parallel.verify_report import Comparison
+from colonnade.run.prove.fixed_draws import is_fixed
 from colonnade.run.trace.captures import ancestors
 from colonnade.run.trace.ops import nodes
 from colonnade.run.trace.traced import Traced
@@ -37,10 +38,16 @@ SEEN_OUTSIDE = (
 )
 # Ops whose results may be others in every run, all that is read being the same.
 DRAWING = re.compile("Random|Uniform|Normal|Multinomial|Sampl|Shuffle|Rng|Iterator|Timestamp|PyFunc|Cudnn")
+# Of these the ops that only say with which key something is to be drawn.
+KEYS = re.compile("GetKeyCounter|GetAlg|RngReadAndSkip")
 # Runs in which numbers that are drawn must differ once: a few of them may be equal by chance.
 DRAWS = 3
 # Multiples of the loss, none of them a power of 2: those are rounded as the loss itself is.
 SCALES = (0.7, 1.1, 1.3, 1.7)
+FIRST = "the first batch"
+# So many times the rounding that is allowed show a mistake where values are not the user's.
+CLEAR = 30.0
+NOT_FINITE = "gradients of it are not finite"
 # Begins the names of what a step keeps for the next one.
 STATE = "state"
 # The input that says which examples of a batch these are. It is no part of an example, and no parameter of a
@@ -107,6 +114,42 @@ class Look:
     def unequal(self) -> list[Comparison]:
         """Those that differ."""
         return [row for row in self.rows if not row.equal]
+
+    @property
+    def untold(self) -> str | None:
+        """Why it proves nothing that nothing differs, if so: what there is could not differ."""
+        if not np.all(np.isfinite(self.one.get("loss", 0.0))):
+            return f"its loss is {float(self.one['loss'])}"
+        gradients = [value for leaf, value in self.one.items() if leaf.startswith("gradient")]
+        if not gradients:
+            return None
+        if not all(np.all(np.isfinite(value)) for value in gradients):
+            return NOT_FINITE
+        # Gradients may be kept first, and applied later.
+        kept = [value for leaf, value in self.one.items() if leaf.startswith(STATE)]
+        if not any(np.any(value) for value in (*gradients, *kept)):
+            return "all gradients of it are 0"
+        return None
+
+    @property
+    def tells(self) -> bool:
+        """Whether values that nobody has given can be computed, in slices too, and show something."""
+        try:
+            return self.untold in (None, NOT_FINITE) and bool(self.several)
+        except tf.errors.InvalidArgumentError:
+            return False
+
+    @property
+    def clear(self) -> bool:
+        """Whether something differs by far more than rounding was seen to make, or by more than it can."""
+        kinds = scales(self.one)
+        most = {
+            r.leaf: most_noise(self.one[r.leaf], kinds[kind(r.leaf)], self.step, self.size) for r in self.rows
+        }
+        return any(
+            row.difference > CLEAR * row.tolerance or row.difference > margin(self.step) * most[row.leaf]
+            for row in self.unequal
+        )
 
     @property
     def miscounted(self) -> bool:
@@ -193,6 +236,9 @@ class Look:
     ) -> float:
         """What rounding was seen to do to one value."""
         value = self.one[leaf]
+        if not np.any(value):
+            # What cancels on one device to the last digit may leave one where its parts are in two slices.
+            return max(self.step * of_kind, *(gap(value, other.get(leaf)) for other in moved))
         if kind(leaf).startswith(BY_EXAMPLE):
             return noise(leaf, value, of_kind, self.step, moved, (), self.size)
         seen = noise(leaf, value, of_kind, self.step, moved, [order], self.size)
@@ -284,6 +330,8 @@ def _may_draw(traced: Traced) -> bool:
     others = any(
         capture.variable is None and capture.tensor.dtype == tf.resource for capture in traced.captures
     )
+    if is_fixed(traced):  # keys are still made, and nothing is drawn with them
+        return others or any(DRAWING.search(op) for op in ops if not KEYS.search(op))
     return others or any(map(_is_stream, traced.captures)) or any(map(DRAWING.search, ops))
 
 

@@ -17,8 +17,9 @@ from colonnade.run.engine.gradients import slice_specs, slices
 from colonnade.run.move.reduce import star
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
-from colonnade.run.prove.fixed_draws import muted, with_fixed_draws
-from colonnade.run.prove.look import STATE, Look
+from colonnade.run.prove.fixed_draws import muted, with_numbers_by_place
+from colonnade.run.prove.look import FIRST, STATE, Look
+from colonnade.run.prove.second_looks import at_rest
 from colonnade.run.step.gradient_rows import DENSE
 from colonnade.run.step.gradient_sums import Recipe, cut, joined, recipes
 from colonnade.run.step.objective import Objective, Share
@@ -52,6 +53,8 @@ class InSlices:
         batch: the first one.
         device: where to compute.
         more: what to compare beside loss, metrics and gradients.
+        where: what the batch is, for messages.
+        scale: of the loss.
     """
 
     whole: Objective
@@ -60,6 +63,8 @@ class InSlices:
     batch: Arguments
     device: str
     more: More = nothing_more
+    where: str = FIRST
+    scale: float = 1.0
 
     @classmethod
     def traced(
@@ -76,16 +81,23 @@ class InSlices:
         made = {count: trace(part) for count, part in by_size.items()}
         return cls(trace(whole), [made[count] for count in counts], counts, batch, device, more)
 
-    def with_fixed_draws(self) -> "InSlices":
+    def anew(self, batch: Arguments, where: str) -> "InSlices":
+        """The same for another batch, and for variables as they are by then."""
+        return replace(self, batch=batch, where=where)
+
+    @property
+    def resting(self) -> list[tf.Variable]:
+        """Weights that are 0, so that nothing is seen of what they multiply."""
+        return at_rest(self.whole, self.look.ends, self.whole.parameters)
+
+    def with_fixed_draws(self, salt: int = 0) -> "InSlices":
         """The same, with no random numbers drawn (see `fixed_draws`)."""
-        return self._of(with_fixed_draws)
+        whole, parts = with_numbers_by_place(self.whole, self.parts, self.counts, salt)
+        return replace(self, whole=whole, parts=parts)
 
     def muted(self) -> "InSlices":
         """The same, with nothing printed."""
-        return self._of(muted)
-
-    def _of(self, change: Callable[[Objective], Objective]) -> "InSlices":
-        made = {id(traced): change(traced) for traced in (self.whole, *self.parts)}
+        made = {id(traced): muted(traced) for traced in (self.whole, *self.parts)}
         return replace(self, whole=made[id(self.whole)], parts=[made[id(part)] for part in self.parts])
 
     @cached_property
@@ -113,12 +125,13 @@ class InSlices:
         if shares[0].weight is not None:  # what is divided by weights is not scaled
             return {}
         alone = [replace(share, metrics={}) for share in shares]
-        return {name: value / scale for name, value in self._totals(alone, {}).items()}
+        totals = self._totals(alone, {}).items()
+        return {name: value / scale ** (2 if name.startswith(ROWS) else 1) for name, value in totals}
 
     @property
     def summed(self) -> bool:
         """Whether the loss of the whole is the sum of the slices' losses, and not their mean."""
-        losses, loss = self._losses_of_slices, float(self.look.one["loss"])
+        losses, loss = self._losses_of_slices, float(self.look.one["loss"]) / self.scale
         if losses is None:
             return False
         return bool(abs(sum(losses) - loss) <= np.sqrt(self.look.step) * max(abs(loss), *map(abs, losses)))
@@ -130,7 +143,9 @@ class InSlices:
             shares, total = self._shares(self.parts, self.counts, self.batch), sum(self.counts)
         if shares[0].weight is not None:
             return None
-        return [float(s.loss) * total / count for s, count in zip(shares, self.counts, strict=True)]
+        return [
+            float(s.loss) / self.scale * total / count for s, count in zip(shares, self.counts, strict=True)
+        ]
 
     @property
     def changes_states(self) -> bool:
@@ -138,21 +153,40 @@ class InSlices:
         written = [c for c in self.whole.captures if c.variable is not None and c.written]
         return any(not is_random_state(capture) for capture in written)
 
-    def outputs(self, raised: Sequence[tf.Variable] = ()) -> tuple[Any, list[Any]]:
-        """What else the function returned: for the whole, and for each slice; with ones in some variables."""
+    @property
+    def at_zero(self) -> list[tf.Variable]:
+        """What is read and not trained, and is 0 altogether."""
+        trained = {parameter.ref() for parameter in self.whole.parameters}
+        read = [v for v in self.whole.variables if v.dtype.is_floating and v.ref() not in trained]
+        return [variable for variable in read if not np.any(variable.numpy())]
+
+    def outputs(
+        self, values: Mapping[Any, Any] | None = None, batch: Arguments | None = None
+    ) -> tuple[Any, list[Any]]:
+        """What else the function returned: for the whole, and for each slice.
+
+        Args:
+            values: for some variables, by their refs; they are put back.
+            batch: another one.
+        """
         shares = []
         for traces, counts in (([self.whole], [sum(self.counts)]), (self.parts, self.counts)):
-            with self.look.kept(raised):
-                for variable in raised:
-                    variable.assign(tf.ones_like(variable))
-                shares.append(self._shares(traces, counts, self.batch))
+            with self.look.kept([ref.deref() for ref in values or {}]):
+                for ref, value in (values or {}).items():
+                    ref.deref().assign(value)
+                shares.append(self._shares(traces, counts, self.batch if batch is None else batch))
         (whole,), parts = shares
         return whole.outputs, [share.outputs for share in parts]
+
+    def outputs_of_slices(self) -> list[Any]:
+        with self.look.kept():
+            return [share.outputs for share in self._shares(self.parts, self.counts, self.batch)]
 
     def _shares(
         self, traces: Sequence[Objective], counts: Sequence[int], batch: Arguments, scale: float = 1.0
     ) -> list[Share]:
-        parts = [part.components() for part in slices(batch, counts, factor=scale / sum(counts))]
+        factor = scale * self.scale / sum(counts)
+        parts = [part.components() for part in slices(batch, counts, factor=factor)]
         devices: list[str] = [self.device] * len(counts)
         bound = [self._own_states(i, traced) for i, traced in enumerate(traces)]
         with tf.device(self.device):
@@ -273,7 +307,8 @@ def _said_first(variable: tf.Variable) -> bool:
 
 
 def _total(parts: Sequence[Any], weight: float | None) -> np.ndarray:
-    total = np.sum([dense(p) if isinstance(p, tf.Tensor) else p for p in parts], axis=0)
+    with np.errstate(invalid="ignore"):  # what is not finite is told by `Look.untold`
+        total = np.sum([dense(p) if isinstance(p, tf.Tensor) else p for p in parts], axis=0)
     return np.asarray(total if weight is None else total / weight)
 
 

@@ -1,6 +1,6 @@
 """The proof on the first batch for a step of a model's own: gradients that it applies, logs, states."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,8 +11,10 @@ import tensorflow as tf
 from colonnade.run.batch.split import Arguments, flatten, is_tensor
 from colonnade.run.parallel.gap import dense
 from colonnade.run.parallel.tolerance import Values, unlike
-from colonnade.run.prove.fixed_draws import muted, with_fixed_draws
-from colonnade.run.prove.look import STATE, Look
+from colonnade.run.prove.fixed_draws import muted, with_numbers_by_place
+from colonnade.run.prove.look import FIRST, STATE, Look
+from colonnade.run.prove.second_looks import at_rest
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.traced import Traced
 from colonnade.run.variables.aggregation import is_random_state
 from colonnade.run.variables.saved_state import named
@@ -39,23 +41,38 @@ class StepInSlices:
     """One batch through the step of one device, and of several; every variable is put back."""
 
     def __init__(self, step: Replicated, batch: Arguments) -> None:
-        self._step, self._batch, self.counts = step, batch, step.counts(batch)
+        self._step, self.batch, self.counts, self.where = step, batch, step.counts(batch), FIRST
         self.whole, self._parts = step.whole(batch), step.traces(batch)
 
-    def with_fixed_draws(self) -> "StepInSlices":
+    def anew(self, batch: Arguments, where: str) -> "StepInSlices":
+        """The same for another batch, and for variables as they are by then."""
+        other = self._of(self.whole, self._parts)
+        other.batch, other.where = batch, where
+        return other
+
+    @property
+    def resting(self) -> list[tf.Variable]:
+        """Weights that are 0, so that nothing is seen of what they multiply in a loss."""
+        given = tf.nest.flatten(self.whole.structure[1], expand_composites=True)
+        paths = {v.ref(): keras_variable(v) for v in self.whole.variables}
+        names = {ref: ref.deref().name if known is None else known.path for ref, known in paths.items()}
+        trained = [ref.deref() for ref, name in names.items() if name in self._step.names]
+        return at_rest(self.whole, given, trained)
+
+    def with_fixed_draws(self, salt: int = 0) -> "StepInSlices":
         """The same step, which draws no random numbers (see `fixed_draws`)."""
-        return self._of(with_fixed_draws)
+        return self._of(*with_numbers_by_place(self.whole, self._parts, self.counts, salt))
 
     def muted(self) -> "StepInSlices":
         """The same step, which prints nothing."""
-        return self._of(muted)
+        made = {id(traced): muted(traced) for traced in (self.whole, *self._parts)}
+        return self._of(made[id(self.whole)], [made[id(part)] for part in self._parts])
 
-    def _of(self, change: Callable[[Traced], Traced]) -> "StepInSlices":
+    def _of(self, whole: Traced, parts: list[Traced]) -> "StepInSlices":
         other = copy(self)
         for made_of_traces in ("look", "_counters"):
             vars(other).pop(made_of_traces, None)
-        made = {id(traced): change(traced) for traced in (self.whole, *self._parts)}
-        other.whole, other._parts = made[id(self.whole)], [made[id(part)] for part in self._parts]
+        other.whole, other._parts = whole, parts
         return other
 
     @cached_property
@@ -63,7 +80,7 @@ class StepInSlices:
         copies = self._step.copies.every()
         written = {v.ref(): v for traced in (self.whole, *self._parts) for v in traced.written}
         return Look(
-            self._batch,
+            self.batch,
             self.whole,
             tuple(self.whole.outputs),
             self._alone,
@@ -82,15 +99,15 @@ class StepInSlices:
         pairs = [(v, self.look.several.get(k)) for k, v in self.look.one.items() if k.startswith("gradient")]
         norms = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs if b is not None]
         ratios = [a / b for a, b in norms if b > 0]
-        return bool(ratios and float(np.median(ratios)) >= 0.75 * len(self.counts))
+        return bool(ratios and abs(float(np.median(ratios)) / len(self.counts) - 1) < 0.15)
 
     def given(self, place: int) -> tuple[Any, list[Any]]:
         """What else the traces give, at such a place: that of the whole batch, and of each slice."""
         with self.look.kept():
-            whole = self.whole.pack(self.whole.on(self._step.devices[0], self._batch.components(), {}))
+            whole = self.whole.pack(self.whole.on(self._step.devices[0], self.batch.components(), {}))
         with self.look.kept():
             self._step.copies.begin()
-            each = zip(self._parts, self._step.called(self._parts, self._batch), strict=True)
+            each = zip(self._parts, self._step.called(self._parts, self.batch), strict=True)
             parts = [traced.pack(leaves)[place] for traced, leaves in each]
         return whole[place], parts
 

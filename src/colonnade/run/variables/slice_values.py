@@ -1,6 +1,6 @@
 """What a trace computes from its slice alone, and what is the same on every replica."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,6 +38,45 @@ def local_outputs(traced: Traced) -> list[bool]:
     """For each output of a trace whether it is of the slice."""
     of_slice = tainted(traced)
     return [output.op.name in of_slice for output in traced.outputs]
+
+
+# What makes the mean of slices from what is made of their means; of a quotient only what is divided.
+LINEAR = ("AddV2", "Add", "AddN", "Sub", "Neg", "Identity", "Cast", "Reshape", "Squeeze", "Mul", "RealDiv")
+# What does not, where it is not the same for all slices.
+BENDS = ("Minimum", "Maximum", "ClipByValue", "Relu", "Relu6", "Sign", "Round", "Rint", "Floor", "SelectV2")
+
+
+def bent(traced: Traced, but: Container[Any] = ()) -> list[tuple[tf.Variable, str]]:
+    """Floats that are given what a slice's mean is bent to, such as a number between bounds, and by which op.
+
+    As long as no slice reaches a bound, or all do, the mean of the slices is that of the batch. `but` are the
+    refs of variables that are not asked for.
+    """
+    if not any(v.dtype.is_floating and v.ref() not in but for v in traced.written):
+        return []
+    of_slice = tainted(traced)
+    local = {variable.ref() for variable in local_variables(traced) if variable.dtype.is_floating}
+    found = []
+    for variable, handle in handles(traced):
+        asked = variable.ref() in local and variable.ref() not in but
+        given = [t.op for op in _writers(handle) for t in op.inputs[1:]] if asked else []
+        found += [(variable, op) for op in dict.fromkeys(_bending(given, of_slice))]
+    return found
+
+
+def _bending(ops: list[Any], of_slice: Container[str]) -> Iterator[str]:
+    """The types of ops that bend what is of a slice, behind which there is nothing but linear ones."""
+    seen, waiting = set[str](), list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op.name in seen or op.name not in of_slice:
+            continue
+        seen.add(op.name)
+        if op.type in BENDS:
+            yield str(op.type)
+        elif op.type in LINEAR:
+            inputs = list(op.inputs)
+            waiting += [tensor.op for tensor in (inputs[:1] if op.type == "RealDiv" else inputs)]
 
 
 def tainted(traced: Traced) -> set[str]:
