@@ -88,7 +88,6 @@ CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
     ("mask at the output", 2),
     ("WGAN-GP", 2),
-    ("several outputs in a train_step", 2),
     ("a warmed-up sum", 2),
     ("a compute_loss for each token", 2),
     ("a step around Keras's, masked", 2),
@@ -112,9 +111,7 @@ SAID = kept(
     "contrastive loss in a train_step",
     "fixed batch size",
     "queue of codes",
-    "SimCLR with augmentation",
     "examples counted in a layer",
-    "examples counted in a float",
     "texts padded to the longest of a slice",
     "a table of the batch in a train_step",
     "a division by no groups",

@@ -72,6 +72,7 @@ def test_many_micro_batches_are_tried_where_only_they_fit(batch, limit):
     assert plan.predicted.step <= 1.021 * simulate(box, work, other, events=False).step
 
 
+@pytest.mark.long
 def test_a_large_model_fits_on_a_thousand_devices_in_small_micro_batches():
     joined = Topology.machines(machine("dgx1").topology, 128, network="200Gb", adapters=4)
     begin = time.process_time()
