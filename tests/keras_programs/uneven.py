@@ -12,7 +12,7 @@ TEXTS = np.array(["a b c d", "b", "c d", "d a a", "a", "b b", "a b", "c"])
 
 
 def one_for_each_example():
-    made = stack(layers.Dense(4, "tanh"), layers.Dense(2, kernel_regularizer="l2"))
+    made = stack(layers.Dense(4, "tanh"), layers.Dense(2))
     return compiled(made, keras.losses.MeanSquaredError(reduction="none")), (FLAT, TARGET)
 
 
