@@ -62,13 +62,19 @@ def test_what_comes_again_from_the_start_of_a_pass(make, again):
 
 
 def test_between_two_rounds_a_shuffle_leaves_no_trace():
-    """The trap behind `num_shuffles_at_work`; if this fails, TensorFlow tells more than it did."""
-    iterator = iter(shuffled(seed=3).repeat(3))
-    told = [num_shuffles_at_work(save_iterator(iterator, "fit()"))]
-    for _ in range(23):
-        next(iterator)
-        told.append(num_shuffles_at_work(save_iterator(iterator, "fit()")))
-    assert told[0] == 1
+    """The trap behind `num_shuffles_at_work`; if this fails, TensorFlow tells more than it did.
+
+    On a busy machine its threads may have begun the next round before they are asked, so it is tried again.
+    """
+    for _ in range(20):
+        iterator = iter(shuffled(seed=3).repeat(3))
+        told = [num_shuffles_at_work(save_iterator(iterator, "fit()"))]
+        for _ in range(23):
+            next(iterator)
+            told.append(num_shuffles_at_work(save_iterator(iterator, "fit()")))
+        assert told[0] == 1
+        if 0 in told:
+            break
     assert 1 <= told.count(0) < told.count(1)
 
 

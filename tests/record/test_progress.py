@@ -78,7 +78,8 @@ def test_summaries_and_metrics_file(tmp_path):
 def test_a_loss_that_is_not_finite_is_null_in_the_metrics_file(tmp_path):
     w = tf.Variable(1.0)
     trainer = cn.Trainer(lambda x: w * x, keras.optimizers.SGD(0.1), devices=2, on_nan="skip")
-    trainer.fit(np.full(4, np.nan, "float32"), batch_size=4, steps=1, logdir=tmp_path, progress=False)
+    data = np.full(4, np.nan, "float32")
+    trainer.fit(data, batch_size=4, steps=1, logdir=tmp_path, progress=False, prove=False)
     line = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in line
     assert json.loads(line)["loss"] is None

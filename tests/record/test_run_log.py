@@ -48,7 +48,8 @@ def test_skipped_updates_and_errors_are_noted(tmp_path):
         _, trainer = linear(devices=2, on_nan=on_nan)
         x = np.where(np.arange(len(X))[:, None] == 3, np.nan, X).astype("float32")
         try:
-            trainer.fit((x, Y), batch_size=50, steps=2, logdir=tmp_path / on_nan, progress=False)
+            options = {"logdir": tmp_path / on_nan, "progress": False, "prove": False}
+            trainer.fit((x, Y), batch_size=50, steps=2, **options)
         except cn.NotFinite:
             assert on_nan == "stop"
         run = read_run(tmp_path / on_nan)
