@@ -70,10 +70,12 @@ def test_that_nobody_is_ever_going_to_read_is_raised_once_and_other_streams_go_o
         printer.print("to somebody", spare)
 
 
-def test_a_full_disk_ends_nothing():
-    with open("/dev/full", "w") as full, Printer() as printer:
+def test_a_full_disk_ends_nothing_and_is_said_where_there_is_room(tmp_path):
+    with open("/dev/full", "w") as full, open(tmp_path / "log", "w") as other, Printer() as printer:
         printer.print("no room", full)
-        printer.print("no room", full)
+        printer.print("room", other)
+    said = "colonnade: 1 lines were left out, which nobody read in time"
+    assert (tmp_path / "log").read_text().splitlines() == ["room", said]
 
 
 def test_a_stream_that_is_no_file_is_written_to(capsys):
