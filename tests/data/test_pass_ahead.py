@@ -107,7 +107,7 @@ def test_what_fails_in_a_pass_that_nobody_wants_does_no_harm(monkeypatch, tmp_pa
     path.unlink()
     ahead = batches._following
     ahead.ask()
-    ahead._over.wait(0.2)
+    ahead._thread.join()
     batches.close()
     assert isinstance(ahead._failed, tf.errors.NotFoundError)
     path.write_text("")
