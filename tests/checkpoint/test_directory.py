@@ -85,10 +85,11 @@ def test_a_save_that_fails_leaves_alone_what_another_program_writes_of_the_same_
         raise OSError(errno.EIO, "lost")
 
     def meanwhile(path, text):
-        monkeypatch.setattr(module, "_write", lost)
-        with pytest.raises(OSError, match="lost"):
-            save(archive, 5)
-        monkeypatch.setattr(module, "_write", write)
+        if path.name == MANIFEST:  # its seal is written at the same time, and may be there already
+            monkeypatch.setattr(module, "_write", lost)
+            with pytest.raises(OSError, match="lost"):
+                save(archive, 5)
+            monkeypatch.setattr(module, "_write", write)
         write(path, text)
 
     monkeypatch.setattr(module, "_write", meanwhile)
