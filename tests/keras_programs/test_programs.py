@@ -86,11 +86,8 @@ def assert_that_of_keras(name, devices):
 # A handful is in `make test`, one of each kind; the soak has all.
 CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
-    ("mask at the output", 2),
     ("WGAN-GP", 2),
-    ("a warmed-up sum", 2),
     ("a compute_loss for each token", 2),
-    ("a step around Keras's, masked", 2),
     ("synchronised batch norm in a train_step", 4),
 ]
 

@@ -89,6 +89,7 @@ def test_validation_is_proved_too():
         cn.fit(made, X, Y, devices=2, validation_data=(X, Y), verbose=0)
 
 
+@pytest.mark.long
 def test_what_is_equal_is_said_and_random_numbers_are_told_apart(capsys):
     made = model(Norm(synchronized=True))
     expected = made.predict(X, verbose=0)

@@ -45,6 +45,7 @@ def model(**options):
     return made
 
 
+@pytest.mark.long
 def test_rates_callbacks_weights_and_later_fits_are_those_of_keras():
     def rates(epoch, rate):
         return rate * 0.5
@@ -95,6 +96,7 @@ class Doubled(keras.Sequential):
         return {"loss": loss}
 
 
+@pytest.mark.long
 def test_the_first_batch_with_slices_of_several_sizes_is_proved_too():
     norm = keras.layers.BatchNormalization(synchronized=True)
     made = Doubled([keras.Input([6]), norm, keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])

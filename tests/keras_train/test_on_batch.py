@@ -54,6 +54,7 @@ def test_a_loop_by_hand_is_that_of_keras(kind):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_second_call_traces_nothing_nor_does_a_fit_after_it():
     made = model()
     cn.train_on_batch(made, X[:10], Y[:10], devices=2)

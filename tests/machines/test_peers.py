@@ -211,6 +211,7 @@ def test_a_training_joined_at_times_goes_on_from_a_save(of_long_cases):
         assert cut == of_long_cases[0]["diloco_saved"][1][1]  # bit for bit the same on all machines
 
 
+@pytest.mark.long
 def test_a_keras_training_is_told_to_end_and_goes_on_as_on_one_machine(two_by_two, tmp_path):
     """SIGTERM came to one machine of two after 7 of 15 batches; every third is saved."""
     whole = machine_fits.saved_fit(4, tmp_path / "whole", norm=False)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from families import long
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
     close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
 
 
-@pytest.mark.parametrize("join", ["sum", "mean"])
+@pytest.mark.parametrize("join", ["mean", *long("sum")])
 def test_sums_follow_the_links(monkeypatch, join):
     """Peers {0,1} and {2,3} add among themselves first; only then does one sum go between the pairs."""
     monkeypatch.setattr(hardware, "are_cards", lambda devices: True)

@@ -17,7 +17,7 @@ def norms(layers, width, synchronized):
     return keras.Sequential([keras.Input([width]), *stack, keras.layers.Dense(1)])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("layers", "width", "synchronized", "rows", "devices"),
     [(2, 64, True, 1024, 4), (3, 16, False, 500, 4), (4, 64, True, 256, 4), (5, 32, False, 96, 2)],

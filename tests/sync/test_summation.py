@@ -83,8 +83,8 @@ def assert_as_one_device(devices, way, home, **options):
 @pytest.mark.parametrize(
     ("way", "home"),
     [
-        *(("ring", "mirrored"), ("library", "mirrored")),
-        *long(("ring", "partitioned"), ("ring", "shared")),
+        ("ring", "mirrored"),
+        *long(("library", "mirrored"), ("ring", "partitioned"), ("ring", "shared")),
         *long(*(("tree", home) for home in ("mirrored", "shared", "partitioned"))),
     ],
 )
@@ -108,7 +108,7 @@ CASES = {
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", ["ring", "library"])
 def test_whatever_is_trained(way, case):
