@@ -21,10 +21,11 @@ def said(code, *arguments):
 
 PLAYER = """
 import time
-from turns import Turns, fastest
+from turns import Turns, fastest, imported
 kind = sys.argv[1]
 if kind == "fails":
     raise SystemExit("no such device")
+imported()
 def slow():
     time.sleep(0.02)
 def refused():

@@ -144,7 +144,9 @@ def _summing(group: Group, size: int, times: int) -> Callable[[], float]:
 
 @contextmanager
 def _playing(entry: Entry) -> Iterator[Player]:
-    player = Player(entry, 180)
+    player = Player(entry)
+    player.imported(180)
+    player.begin(180)
     try:
         yield player
     finally:

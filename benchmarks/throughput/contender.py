@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from models import LARGE, MODELS, Model
 from tasks import BATCH, LEARNING_RATE, TASKS
-from turns import Turns, fastest, peak, tell
+from turns import Turns, fastest, imported, peak, tell
 
 from colonnade.hardware.cores import cores
 
@@ -287,10 +287,9 @@ def contend(ways: dict[str, Any], iterator: Any, steps: int, start: float) -> No
     Turns(steps, first=first, memory=memory, setting=told(chosen)).take(calls[chosen])
 
 
-CONTENDERS = {
-    function.__name__: function
-    for function in (colonnade, mirrored, towers, session, single, memory, copies, fed)
-}
+CONTENDERS = {function.__name__: function for function in (colonnade, mirrored, towers, session, single)}
+# These take no turns.
+ALONE = {function.__name__: function for function in (memory, copies, fed)}
 
 if __name__ == "__main__":
     name, model_name, devices = sys.argv[1:]
@@ -299,6 +298,8 @@ if __name__ == "__main__":
         chosen = LARGE
     else:
         chosen = replace(MODELS[model_name], steps=TASKS[model_name].per_call(int(devices)))
-    CONTENDERS[name](chosen, int(devices))
+    if name in CONTENDERS:
+        imported()
+    {**CONTENDERS, **ALONE}[name](chosen, int(devices))
     sys.stdout.flush()
     os._exit(0)  # without ending the iterators

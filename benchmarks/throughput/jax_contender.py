@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_models import MODELS, Chance, Model, loss, num_parameters
 from tasks import BATCHES, EPSILON, LEARNING_RATE, TASKS
-from turns import Turns, fastest, peak
+from turns import Turns, fastest, imported, peak
 
 STEPS, LOOP = "a step per call", "steps in a loop of the graph"
 FIRST, SECOND = 0.9, 0.999  # of Adam
@@ -91,6 +91,7 @@ class Training:
 
 def contend(name: str, devices: int) -> None:
     jax.devices()  # so that the start of JAX does not count, as the imports do not
+    imported()
     start = time.perf_counter()
     training = Training(name, devices)
     float(training.step())

@@ -1,6 +1,6 @@
 """How fast the trainer is, against all that a user could take instead, each at its best setting.
 
-main.py                                  about 50 minutes on two cores
+main.py                                  about 35 minutes on two cores
 main.py --quick                          five minutes: four models, 2 devices, two short rounds
 main.py --models cnn --devices 2,32      these contests only
 main.py --who colonnade,mirrored         these contenders only
@@ -48,7 +48,7 @@ PARTS = {
 }
 ONE_DEVICE = ("single", "torch", "jax")
 PROGRAMS = {"ddp": "torch", "torch": "torch", "sharded": "jax", "jax": "jax"}
-SECONDS = 1.0  # a turn
+SECONDS = 0.6  # a turn
 UPDATES = ("asynchronous", "weight", "3")  # the contender of benchmarks/modes that counts updates
 PATIENCE = {2: 180.0, 8: 300.0, 32: 600.0}  # seconds, for a contender to be ready and for a turn
 

@@ -30,14 +30,9 @@ class Entry:
 
 
 class Player:
-    """A contender at work; the group of its processes ends with it.
+    """A contender at work; the group of its processes ends with it."""
 
-    Args:
-        entry: who it is.
-        patience: seconds until it must be ready.
-    """
-
-    def __init__(self, entry: Entry, patience: float) -> None:
+    def __init__(self, entry: Entry) -> None:
         self.name = entry.name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process runs
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -52,13 +47,23 @@ class Player:
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
-        self.ready = self._answer(patience)
+
+    def imported(self, patience: float) -> None:
+        """Wait until it has imported what it needs."""
+        self._answer(patience)
+
+    def begin(self, patience: float) -> dict[str, Any]:
+        """Let it make its first step, and choose its setting."""
+        return self._told("begin", patience)
 
     def turn(self, seconds: float, patience: float) -> dict[str, Any]:
         """Let it train for so long."""
+        return self._told(f"go {seconds}", patience)
+
+    def _told(self, line: str, patience: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: the answer says why
-            self._process.stdin.write(f"go {seconds}\n")
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         return self._answer(patience)
 
@@ -104,36 +109,50 @@ class Player:
 def play(
     entries: list[Entry], rounds: int, seconds: float, patience: float, tell: Any = print
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str], dict[str, str]]:
-    """Start all, one after the other, and let them take turns; in the other direction every other round.
+    """Start all, let each make its first step, one after the other, and then take turns.
+
+    The direction changes every round.
 
     Returns:
         What each measured, round by round; the setting of each; and of those that were lost, why.
     """
     players: dict[str, Player] = {}
+    ready: dict[str, dict[str, Any]] = {}
     measured: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, str] = {}
     lost: dict[str, str] = {}
+
+    def lose(name: str, why: Lost) -> None:
+        lost[name] = str(why)
+        tell(f"{name} {why}")
+        del players[name]
+
     try:
         for entry in entries:
+            players[entry.name] = Player(entry)
+        # None begins before the last has imported, which takes the cores.
+        for name, player in list(players.items()):
             try:
-                players[entry.name] = Player(entry, patience)
+                player.imported(patience)
             except Lost as why:
-                lost[entry.name] = str(why)
-                tell(f"{entry.name} {why}")
+                lose(name, why)
+        for name, player in list(players.items()):
+            try:
+                ready[name] = player.begin(patience)
+            except Lost as why:
+                lose(name, why)
                 continue
-            settings[entry.name] = players[entry.name].ready.pop("setting")
-            tell(f"{entry.name}: {settings[entry.name]}; {players[entry.name].ready}")
+            settings[name] = ready[name].pop("setting")
+            tell(f"{name}: {settings[name]}; {ready[name]}")
         for number in range(rounds):
             for name in list(players)[:: -1 if number % 2 else 1]:
                 try:
                     figures = players[name].turn(seconds, patience)
                 except Lost as why:
-                    lost[name] = str(why)
-                    tell(f"{name} {why}")
-                    del players[name]
+                    lose(name, why)
                     continue
                 # The first step and the memory were measured once.
-                known = players[name].ready if number == 0 else {}
+                known = ready[name] if number == 0 else {}
                 measured.setdefault(name, []).append({**figures, **known})
             steps = {name: round(rows[-1]["step"], 3) for name, rows in measured.items() if name in players}
             tell(f"round {number + 1} of {rounds}, ms per step: {steps}")

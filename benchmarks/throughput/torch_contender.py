@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from tasks import BATCH, BATCHES, EPSILON, LEARNING_RATE, TASKS
 from torch.nn.parallel import DistributedDataParallel
 from torch_models import MODELS, loss, num_parameters
-from turns import Turns, fastest, peak
+from turns import Turns, fastest, imported, peak
 
 CONVOLUTIONAL = ("cnn", "cifar")
 PLAIN, CHANNELS_LAST = "as it is", "channels_last"
@@ -70,6 +70,7 @@ def caller(step: Callable[[], Any], steps: int) -> Callable[[], float]:
 def alone(name: str) -> None:
     """One process with as many threads as there are cores, which is torch's own choice."""
     steps = TASKS[name].steps
+    imported()
     start = time.perf_counter()
     trainings = {PLAIN: stepper(name, PLAIN, 0, 1)}
     trainings[PLAIN]()
@@ -118,6 +119,7 @@ def distributed(name: str, devices: int) -> None:
         rank.start()
     for _ in ranks:
         answers.get()
+    imported()
 
     def call(way: str, count: int) -> float:
         """Returns the peak of the memory so far, of all."""

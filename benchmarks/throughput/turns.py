@@ -1,7 +1,8 @@
 """A contender's side of the contest: it says when it is ready, and trains when it is its turn.
 
-It prints a line of JSON when its first step is made and its setting chosen, and one after each turn. A turn
-begins with a line `go SECONDS` on its input. Between turns it waits for that line, which costs no core.
+It prints a line of JSON when it has imported what it needs, one when its first step is made and its setting
+chosen, and one after each turn. Its training begins with a line on its input, and so does each of its turns:
+`go SECONDS`. Until such a line comes it waits, which costs no core.
 """
 
 import json
@@ -58,6 +59,12 @@ class Turns:
             return False
         self._seconds = float(words[1])
         return True
+
+
+def imported() -> None:
+    """Wait until it is this contender's time to train. All import side by side, which is not measured."""
+    tell({"imported": True})
+    sys.stdin.readline()
 
 
 def tell(figures: Mapping[str, Any]) -> None:
