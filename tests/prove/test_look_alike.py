@@ -85,19 +85,19 @@ def test_examples_that_are_alike_are_not_refused_and_three_times_the_rounding_is
     assert allowed[least] < 1e-5
 
 
-class OwnStep(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-class Louder(OwnStep):
+class Louder(keras.Sequential):
     """A step whose loss is larger on slices, by so much."""
 
     planted, rows = 0.0, 512
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight)
-        return loss if x.shape[0] == self.rows else loss * (1.0 + self.planted)
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            loss *= 1.0 if x.shape[0] == self.rows else 1.0 + self.planted
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"mine": loss}
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_a_step_of_its_own_on_examples_that_are_alike(likeness):
         model.compile(keras.optimizers.SGD(0.01), "mse")
         options = {"devices": 4, "batch_size": 512, "shuffle": False, "verbose": 0}
         if right:
-            assert np.isfinite(cn.fit(model, x, y, **options).history["loss"]).all()
+            assert np.isfinite(cn.fit(model, x, y, **options).history["mine"]).all()
         else:
             with pytest.raises(cn.InvalidArgument, match="is not the mean of the losses of slices"):
                 cn.fit(model, x, y, **options)

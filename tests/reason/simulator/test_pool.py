@@ -54,9 +54,10 @@ def virtual(count, cores):
 
 def test_what_devices_gain_at_once_was_measured_or_follows_from_the_cores_of_one():
     plan = Plan(batch=16, data=2)
-    (one, two) = (Timing(4, 1.0, 1.0, 0.5), Timing(12, 1.0, 1.0, 1.5))
+    # Between both sizes, among others as alone, a device takes the mean of what it takes at each.
+    (one, two) = (Timing(4, 1.0, 1.0, 1.0), Timing(12, 3.0, 3.0, 1.5))
     measured = Workload.of([LayerCost("a", timings=(one, two))], batch=16, cores=1.0)
-    assert capacity_of(virtual(2, 2), measured, plan) == 1.0
+    assert capacity_of(virtual(2, 2), measured, plan) == pytest.approx(4.0 / 3.0)
     assert capacity_of(virtual(2, 1), measured, plan.with_(data=1, devices=(0,))) == 1.0
     told = Workload.of([LayerCost("a", timings=(Timing(4, 1.0, 1.0),))], batch=16, cores=1.6)
     assert capacity_of(virtual(2, 2), told, plan) == 1.25

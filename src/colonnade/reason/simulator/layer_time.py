@@ -81,15 +81,24 @@ def gain(layer: LayerCost, rows: float) -> float | None:
     """How many times the work of one device several do at once, where that was measured.
 
     >>> from colonnade.describe.layer_cost import LayerCost, Timing
-    >>> gain(LayerCost("a", timings=(Timing(10, 1.0, 2.0, 0.5), Timing(20, 1.5, 3.0, 1.5))), 15)
-    1.0
+    >>> gain(LayerCost("a", timings=(Timing(10, 1.0, 2.0, 0.5), Timing(20, 2.0, 4.0, 1.0))), 15)
+    0.75
     """
-    known = sorted((timing.batch, timing.gain) for timing in layer.timings if timing.gain is not None)
+    known = [
+        (t.batch, t.forward + t.backward, t.gain)
+        for t in sorted(layer.timings, key=lambda timing: timing.batch)
+        if t.gain is not None
+    ]
     if not known:
         return None
-    (small, least), (large, most) = known[0], known[-1]
-    part = (rows - small) / (large - small) if large > small else 0.0
-    return least + min(max(part, 0.0), 1.0) * (most - least)
+    (small, t0, least), (large, t1, most) = known[0], known[-1]
+    if rows <= small or not t0 or not t1:
+        return least
+    if rows >= large:
+        return most
+    # What a device takes alone and what it takes among others are lines; their quotient is none.
+    alone, among = (_line(small, a, large, b, rows) for a, b in ((t0, t1), (t0 / least, t1 / most)))
+    return alone / among
 
 
 def _line(b0: float, t0: float, b1: float, t1: float, rows: float) -> float:

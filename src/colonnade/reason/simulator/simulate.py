@@ -297,7 +297,7 @@ class _PlannedStep:
         if self.capacity is None:
             return each
         makers = plan.num_devices if plan.variables == "mirrored" or plan.stage > 1 else 1
-        return each * max(1.0, makers / self.capacity)
+        return each * max(1.0, makers / self.capacity) if makers > 1 else each
 
     def _asynchronous(self) -> Simulation:
         """Devices take slices as they are free; `staleness` says who reads and applies when."""

@@ -109,15 +109,17 @@ def workload(
         update, addition = _update(engine, parts[-1])
         ahead = _forward(loss, parts[-1], mode)
         flops = _flops(loss, parts[-1], mode) / size
-    # What is left of a step is the loop around it, the data, the guard. Parts that take longer by themselves
-    # than all of them together, as in one graph some run beside others, are taken to be shorter.
-    whole_step = paces[-1].seconds
-    fits = min(1.0, whole_step / (works[-1].seconds + update))
-    update, overhead = fits * update, max(0.0, whole_step - works[-1].seconds - update)
+    # Parts that take longer by themselves than all of them together, as in one graph some run beside others,
+    # are taken to be shorter.
+    update *= min(1.0, paces[-1].seconds / (works[-1].seconds + update))
+    # What no size can do without is the loop around the step, the data, the guard. What else a step takes
+    # beside its pieces is work that in the loop keeps fewer cores busy, which several devices at once make
+    # up for.
+    overhead = max(0.0, min(p.seconds - w.seconds for p, w in zip(paces, works, strict=True)) - update)
     share = min(max(ahead / works[-1].seconds, 0.1), 0.8)
     timings = tuple(
-        Timing(rows, share * fits * work.seconds, (1 - share) * fits * work.seconds, work.gain)
-        for rows, work in zip(sizes, works, strict=True)
+        _timing(rows, pace.seconds - update - overhead, work, share)
+        for rows, pace, work in zip(sizes, paces, works, strict=True)
     )
     whole = _whole(engine, arguments, size, timings, flops, memory=memory and layers is None)
     costs = [whole] if layers is None else _divided(whole, layers, arguments, engine, size, memory=memory)
@@ -137,6 +139,13 @@ def workload(
         addition=addition,
         fits_known=memory,
     )
+
+
+def _timing(rows: int, seconds: float, work: Work, share: float) -> Timing:
+    """Of loss and gradient as they are made in the loop; several devices at once take what was measured."""
+    seconds = max(seconds, 0.1 * work.seconds)
+    gain = None if work.gain is None else work.gain * seconds / work.seconds
+    return Timing(rows, share * seconds, (1 - share) * seconds, gain)
 
 
 def _timed_on(device: str) -> str:
