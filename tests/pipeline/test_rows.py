@@ -354,3 +354,17 @@ def test_a_loss_scale_that_is_not_built_before(policy, scale, tolerance, devices
     assert float(trainer.optimizer.dynamic_scale) == float(optimizer.dynamic_scale) != scale
     for one, other in zip(found, model.trainable_variables, strict=True):
         np.testing.assert_allclose(one, other.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("devices", [[0, 1], [[0, 1], [2, 3]]])
+def test_whole_numbers_that_a_stage_reads_from_a_variable(devices):
+    """TensorFlow 2.21 refused a call of `EnsureShape` of an unknown shape, which the part had for them."""
+    table, rows = tf.Variable(tf.ones([7, 3], tf.float64)), tf.Variable(tf.range(5), trainable=False)
+    pipeline = cn.Pipeline(
+        [lambda x: x * tf.reduce_sum(tf.gather(table, rows)), lambda x: tf.reduce_sum(x, axis=1)],
+        devices,
+        micro_batches=2,
+    )
+    trainer = cn.Trainer(lambda x: pipeline(x), keras.optimizers.SGD(0.5), devices=pipeline)
+    trainer.train_on_batch(tf.ones([8, 3], tf.float64))
+    np.testing.assert_array_equal(table.numpy()[:, 0], [-0.5] * 5 + [1.0] * 2)

@@ -72,7 +72,10 @@ class CuttableGraph:
             imported = tf.graph_util.import_graph_def(
                 definition, input_map=given, return_elements=wanted, name=""
             )
-            results = [_of_plain_type(tensor) for tensor in imported]
+            results = [
+                _of_plain_type(tensor, self.tensor(name).shape)
+                for tensor, name in zip(imported, wanted, strict=True)
+            ]
             if stamped:
                 return [start, _ended(results, on_card), *results]
             # A call without outputs could not be waited for.
@@ -107,9 +110,15 @@ class CuttableGraph:
         return self._graph.get_tensor_by_name(name)
 
 
-def _of_plain_type(tensor: Any) -> Any:
-    """Whole numbers, without the type of a shape: with it, TensorFlow 2.21 does not run a part eagerly."""
-    return tf.ensure_shape(tensor, tensor.shape) if tensor.dtype == tf.int32 else tensor
+def _of_plain_type(tensor: Any, shape: Any) -> Any:
+    """Whole numbers, without the type of a shape: with it, TensorFlow 2.21 does not run a part eagerly.
+
+    The shape is that of the trace: a part does not know that of a variable that it is given, and to be called
+    with `EnsureShape` of an unknown shape in it TensorFlow 2.21 refuses.
+    """
+    if tensor.dtype != tf.int32:
+        return tensor
+    return tensor + 0 if shape.rank is None else tf.ensure_shape(tensor, shape)
 
 
 def _started(tensors: tuple[Any, ...], on_card: bool) -> tuple[Any, tuple[Any, ...]]:
