@@ -173,6 +173,62 @@ def test_what_does_not_fit_is_named_with_its_numbers():
     assert "slots" in alone.reason
 
 
+def test_many_devices_are_compared_with_one_that_is_large_enough():
+    """Where hundreds of layouts are possible the one of a single device is among those that are simulated."""
+    plan = choose(Topology.machines(cards(8), 16), decoder(hidden=512, layers=12, heads=8, batch=1024))
+    assert plan.num_devices == 128
+    assert "times as fast as one device" in plan.advice
+    assert "too small" not in plan.advice
+
+
+def test_what_is_kept_makes_no_device_too_small():
+    plan = choose(cards(4), timed([1.0], batch=64), keep={"data": 3})
+    assert plan.num_devices == 3
+    assert "too small" not in plan.advice
+
+
+def test_the_advice_and_the_table_agree_on_one_device():
+    """As many single devices as there are would recompute too: what one of them takes is what counts."""
+    plan = choose(cards(4), decoder(hidden=512, layers=4, heads=8), keep={"recompute": "full"})
+    alone = next(one.predicted for one in plan.candidates if one.layout.startswith("one device"))
+    assert alone.efficiency == pytest.approx(1.0)
+    times = alone.step / plan.predicted.step
+    assert plan.predicted.efficiency == pytest.approx(times / plan.num_devices)
+    assert (
+        f"{times:.3g} times as fast as one device ({plan.predicted.efficiency:.0%} efficiency)" in plan.advice
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "more", "said"),
+    [
+        (1, {}, "a batch of 1 cannot be divided over several"),
+        (64, {"devices": 1}, "no other may be used"),
+        (64, {"keep": {"data": 1, "stage": 1}}, "what is kept leaves nothing on several"),
+        (
+            64,
+            {"keep": {"reduce": "ring"}},
+            "for other software: the engine adds up gradients along its own order",
+        ),
+    ],
+)
+def test_where_several_devices_are_no_choice_the_reason_is_told(batch, more, said):
+    plan = choose(cards(4), timed([1.0], batch=batch), **more)
+    assert plan.num_devices == 1
+    assert f"{said}. A step takes" in plan.advice
+
+
+def test_what_takes_no_time_stays_on_one_device():
+    assert choose(cards(4), timed([0.0])).advice.startswith("Stay on one device")
+    hardly = choose(cards(4), timed([1e-40]))  # more examples a second than a plan writes down
+    assert Plan.from_json(hardly.to_json()) == hardly
+
+
+def test_a_batch_too_large_to_be_written_down_is_told_with_the_largest():
+    with pytest.raises(InvalidArgument, match="at most 2147483648"):
+        choose(cards(4), timed([1.0], batch=2**60))
+
+
 def test_every_layout_that_was_not_taken_has_a_reason():
     plan = choose(machine("dgx1").topology, decoder())
     assert len(plan.candidates) > 10

@@ -56,8 +56,7 @@ def cause(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> s
         return f"{duration(predicted.reduction)} of a step go into the reduction of {size(predicted.busiest)}"
     if most == "waiting":
         part = predicted.waiting / predicted.step if predicted.step else 0.0
-        who = "stages wait for each other" if plan.stage > 1 else "replicas wait for the slowest"
-        return f"{who} for {part:.0%} of a step"
+        return f"{_waiting(plan)} for {part:.0%} of a step"
     if most == "update":
         return f"the update takes {duration(predicted.update)}, because {_updaters(plan)}"
     if plan.num_devices < best.num_devices:
@@ -73,26 +72,66 @@ def cause(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> s
 
 
 def advice(
-    best: Plan, least: Prediction, alone: Prediction | None, next_best: tuple[Plan, Prediction] | None
+    best: Plan,
+    least: Prediction,
+    alone: Prediction | None,
+    next_best: tuple[Plan, Prediction] | None,
+    missing: str | None = None,
 ) -> str:
-    """The first line: what to do."""
+    """The first line: what to do.
+
+    Args:
+        best: what was chosen.
+        least: what it takes.
+        alone: what one device takes, if it can.
+        next_best: what else can be run on several devices.
+        missing: why there is nothing to compare with, where it is not that there is one device only, or that
+            one device is too small.
+    """
     if best.num_devices == 1:
         if next_best is None:
-            return f"Stay on one device: there is no other. A step takes {duration(least.step)}."
+            why = "there is no other" if missing is None else missing
+            return f"Stay on one device: {why}. A step takes {duration(least.step)}."
         plan, predicted = next_best
-        how = longer(predicted.step / least.step)
+        how = longer(predicted.step / least.step if least.step else 1.0)
         why = f", because {cause(plan, predicted, best, least)}" if predicted.step > least.step else ""
         return f"Stay on one device: {_devices(plan.num_devices)} ({plan.layout}) would take {how}{why}."
     words = f"Use {_devices(best.num_devices)} as {best.layout}: a step takes {duration(least.step)}"
-    if alone is None:
-        words += "; one device is too small"
-    else:
+    if alone is not None and least.step:
         words += (
             f", {alone.step / least.step:.3g} times as fast as one device ({least.efficiency:.0%} efficiency)"
         )
+    elif alone is None:
+        words += "; one device is too small" if missing is None else missing
     if best.not_runnable:
         words += f". It is for other software: {best.not_runnable}"
     return words + "."
+
+
+def nothing_else(plan: Plan, others: list[Plan], unfit: bool, kept: bool) -> str:
+    """Why no layout on several devices can be compared with one on a single device.
+
+    >>> nothing_else(Plan(batch=1), [], unfit=False, kept=False)
+    'a batch of 1 cannot be divided over several'
+    """
+    several = [other for other in others if other.num_devices > 1]
+    if several:
+        return f"what there is on several is for other software: {several[0].not_runnable}"
+    if unfit:
+        return "nothing on several fits"
+    return (
+        "what is kept leaves nothing on several"
+        if kept
+        else f"a batch of {plan.batch} cannot be divided over several"
+    )
+
+
+def _waiting(plan: Plan) -> str:
+    if plan.stage > 1:
+        return "stages wait for each other"
+    if plan.sync == "asynchronous":
+        return "devices wait for each other's updates"
+    return "replicas wait for the slowest"
 
 
 def _updaters(plan: Plan) -> str:

@@ -7,6 +7,7 @@ proportion. The plan that is chosen in the end is simulated as a whole.
 from dataclasses import fields
 from typing import Any
 
+from colonnade.describe.fields import LARGEST
 from colonnade.describe.plan import Plan, Prediction, even_stages, spans
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
@@ -46,7 +47,7 @@ def predicted(
     parts["waiting"] = max(0.0, step - sum(parts.values()))
     return Prediction(
         **{**grown, **whole, **parts},
-        examples_per_second=plan.batch / step if step else 0.0,
+        examples_per_second=min(plan.batch / step, LARGEST) if step else 0.0,
         efficiency=alone / (plan.num_devices * step) if step else 0.0,
         memory_known=workload.fits_known,
     )

@@ -13,7 +13,7 @@ from colonnade.describe.plan import RULES, SHARDABLE, SYNCS, Candidate, Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.reason.planning.advice import EQUAL, advice, too_large, why_slower
+from colonnade.reason.planning.advice import EQUAL, advice, nothing_else, too_large, why_slower
 from colonnade.reason.planning.arrangement import arranged, known_topology, known_workload, only_kind
 from colonnade.reason.planning.layouts import axes, counts, dealt, variants
 from colonnade.reason.planning.long_pipelines import predicted as predicted_of
@@ -95,7 +95,7 @@ def choose(
     if not fitting:
         raise InvalidArgument("plan()", [_nothing_fits(looked)])
     chosen = _shortlist(topology, workload, fitting, runtime, beam)
-    alone = _alone(topology, workload, runtime)
+    alone = _alone(topology, workload, [one.plan for one in chosen if one.plan.num_devices == 1], runtime)
     ranked = [(one.plan, predicted_of(topology, workload, one.plan, runtime, alone)) for one in chosen]
     ranked.sort(key=lambda pair: (pair[1].step, pair[0].num_devices))
     runnable = [pair for pair in ranked if not pair[0].not_runnable] or ranked
@@ -117,7 +117,8 @@ def choose(
     fitted = {_kind(one.plan) for one in fitting}
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
-    words = advice(best, predicted, single, next_best) + _beside(topology, workload, best)
+    missing = _missing(len(topology), most, looked, best, [plan for plan, _ in others], bool(settled))
+    words = advice(best, predicted, single, next_best, missing) + _beside(topology, workload, best)
     few = best.num_devices <= DRAWN
     whole = simulate(topology, workload, best, runtime, events=few)
     predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
@@ -208,6 +209,8 @@ def _shortlist(
         fewest = min(alike, key=lambda one: one.plan.micro_batches)
         near = [one for took, one in numbers if took <= NEAR * least and one is not fewest]
         chosen += [fewest, *near[:NUMBERS]]
+    if not any(one.plan.num_devices == 1 for one in chosen):  # with which all are compared
+        chosen += [one for _, one in rated if one.plan.num_devices == 1][:1]
     return chosen
 
 
@@ -215,12 +218,23 @@ def _axes(plan: Plan) -> Any:
     return plan.data > 1, plan.stage > 1, plan.width > 1, plan.num_devices
 
 
-def _alone(topology: Topology, workload: Workload, runtime: Runtime) -> float:
-    """Seconds of the same batch on one device, the fastest, whether it fits there or not."""
-    devices = arranged(topology, workload, 1, 1, 1)
-    return simulate(
-        topology, workload, Plan(batch=workload.batch, devices=devices), runtime, events=False
-    ).step
+def _alone(topology: Topology, workload: Workload, plans: list[Plan], runtime: Runtime) -> float:
+    """Seconds of the same batch on one device, in the best layout that fits there; if none does, on the
+    fastest device as if it did."""
+    plans = plans or [Plan(batch=workload.batch, devices=arranged(topology, workload, 1, 1, 1))]
+    return min(simulate(topology, workload, plan, runtime, events=False).step for plan in plans)
+
+
+def _missing(
+    count: int, most: int, looked: list[Looked], best: Plan, others: list[Plan], kept: bool
+) -> str | None:
+    """What the advice says where it has nothing to compare with; None for what it says by itself."""
+    if best.num_devices > 1:
+        return None if any(one.plan.num_devices == 1 for one in looked) else ""
+    if most == 1:
+        return None if count == 1 else "no other may be used"
+    unfit = any(one.plan.num_devices > 1 for one in looked)
+    return nothing_else(best, others, unfit, kept)
 
 
 def _unfitting(one: Looked) -> str:
