@@ -25,6 +25,15 @@ def test_long_steps_are_told_as_if_all_of_them_was_simulated(seed, link):
             assert getattr(quick, name) == near, name
 
 
+def test_long_steps_of_unequal_micro_batches_are_told_too():
+    box, work = cards(2), replace(drawn(5), batch=40_001)
+    plan = Plan(batch=work.batch, stage=2, micro_batches=10_000)
+    whole = simulate(box, work, plan, events=False)
+    quick = predicted(box, work, plan, ENGINE, 1.0)
+    assert quick.step == pytest.approx(whole.step, rel=1e-3)
+    assert quick.memory == whole.memory
+
+
 def test_short_steps_are_simulated():
     box, work = virtual(4, 2), drawn(3)
     plan = Plan(batch=work.batch, data=2)

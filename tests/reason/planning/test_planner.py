@@ -224,6 +224,25 @@ def test_what_takes_no_time_stays_on_one_device():
     assert Plan.from_json(hardly.to_json()) == hardly
 
 
+def test_more_than_a_plan_can_hold_is_told_of_the_workload():
+    with pytest.raises(InvalidArgument, match="workload='workload': takes more seconds, or bytes"):
+        choose(cards(2), timed([1e30], batch=1).with_batch(10**6))
+
+
+def test_any_number_of_micro_batches_is_planned_for_in_a_moment():
+    """Of 1F1B in chunks, of GPipe and of unequal micro-batches too, whatever number is kept."""
+    begin = time.process_time()
+    for keep in (
+        {"chunks": 2},
+        {"schedule": "gpipe"},
+        {"micro_batches": 2**20},
+        {"micro_batches": 3 * 2**20},
+    ):
+        plan = choose(cards(2), timed([1e-3] * 4, batch=2**31), keep={"stage": 2, **keep})
+        assert 0 < plan.predicted.step < 2**31 * 4e-3
+    assert time.process_time() - begin < 1.5
+
+
 def test_a_batch_too_large_to_be_written_down_is_told_with_the_largest():
     with pytest.raises(InvalidArgument, match="at most 2147483648"):
         choose(cards(4), timed([1.0], batch=2**60))

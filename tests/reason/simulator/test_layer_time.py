@@ -12,6 +12,7 @@ from colonnade.reason.simulator.layer_time import (
     addition_seconds,
     cheap_seconds,
     converted,
+    gain,
     rate,
     seconds,
     slices,
@@ -41,6 +42,13 @@ def test_examples_that_take_longer_in_larger_batches_take_outside_what_they_took
     assert timed(steep, 10).forward == 1.0
     assert timed(steep, 15).forward == 2.0
     assert timed(steep, 40).forward == 6.0
+
+
+def test_a_gain_lies_between_those_that_were_measured():
+    """However far apart they are: as a difference they would cancel out to nothing."""
+    far = LayerCost("a", timings=(Timing(10, 1.0, 2.0, 1e20), Timing(20, 1.0, 2.0, 1e-9)))
+    assert gain(far, 20) == 1e-9
+    assert gain(far, 5) == 1e20
 
 
 def test_flops_and_bytes_without_timings():

@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from colonnade.describe import fields as fields_of
-from colonnade.describe.plan import RULES, SHARDABLE, SYNCS, Candidate, Plan
+from colonnade.describe.fields import amiss
+from colonnade.describe.plan import PREDICTION_RULES, RULES, SHARDABLE, SYNCS, Candidate, Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
@@ -35,6 +36,8 @@ ALIKE, NEAR, NUMBERS = 1.01, 1.15, 2
 HOPELESS = 8.0
 # A plan for more devices has no timeline, which nobody could look at.
 DRAWN = 64
+# A step of more tasks than this is not simulated as a whole, which would take minutes.
+WHOLE = 2**17
 # How many of those that were not taken a plan keeps.
 KEPT = 40
 KEEPABLE = tuple(
@@ -97,6 +100,11 @@ def choose(
     chosen = _shortlist(topology, workload, fitting, runtime, beam)
     alone = _alone(topology, workload, [one.plan for one in chosen if one.plan.num_devices == 1], runtime)
     ranked = [(one.plan, predicted_of(topology, workload, one.plan, runtime, alone)) for one in chosen]
+    ranked = [pair for pair in ranked if not any(amiss(PREDICTION_RULES, vars(pair[1])))]
+    if not ranked:
+        rule = "takes more seconds, or bytes, than a plan can have, in every layout"
+        fix = "Look over its costs, and the links"
+        raise InvalidArgument("plan()", [Problem("workload", workload.name, rule, fix)])
     ranked.sort(key=lambda pair: (pair[1].step, pair[0].num_devices))
     runnable = [pair for pair in ranked if not pair[0].not_runnable] or ranked
     least = runnable[0][1].step
@@ -119,9 +127,11 @@ def choose(
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
     missing = _missing(len(topology), most, looked, best, [plan for plan, _ in others], bool(settled))
     words = advice(best, predicted, single, next_best, missing) + _beside(topology, workload, best)
-    few = best.num_devices <= DRAWN
-    whole = simulate(topology, workload, best, runtime, events=few)
-    predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
+    timeline = None
+    if best.micro_batches * best.stage * best.chunks <= WHOLE:
+        few = best.num_devices <= DRAWN
+        whole = simulate(topology, workload, best, runtime, events=few)
+        predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
     return best.with_(predicted=predicted, advice=words, candidates=tuple(listed), timeline=timeline)
 
 

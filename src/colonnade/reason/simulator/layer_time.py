@@ -88,8 +88,8 @@ def gain(layer: LayerCost, rows: float) -> float | None:
     if not known:
         return None
     (small, least), (large, most) = known[0], known[-1]
-    part = (rows - small) / (large - small) if large > small else 0.0
-    return least + min(max(part, 0.0), 1.0) * (most - least)
+    part = min(max((rows - small) / (large - small), 0.0), 1.0) if large > small else 0.0
+    return least * (1 - part) + most * part
 
 
 def _line(b0: float, t0: float, b1: float, t1: float, rows: float) -> float:
