@@ -208,7 +208,7 @@ def test_the_advice_and_the_table_agree_on_one_device():
         (
             64,
             {"keep": {"reduce": "ring"}},
-            "for other software: the engine adds up gradients along its own order",
+            "nothing on several can be run: the engine adds up gradients along its own order",
         ),
     ],
 )
@@ -286,6 +286,30 @@ def test_slow_links_ask_for_local_training_where_that_is_allowed():
     assert choose(far, work).num_devices == 1
     loose = choose(far, work, keep={"sync": "diloco", "every": 100})
     assert (loose.sync, loose.every, loose.data) == ("diloco", 100, 4)
+
+
+def test_a_pull_that_never_settles_is_not_proposed():
+    """The engine takes an alpha of 0.1 for up to 18 replicas."""
+    work = timed([0.1], batch=640, parameters=8)
+    plan = choose(cards(32), work, keep={"sync": "elastic"})
+    assert not plan.not_runnable
+    assert plan.data == 16
+    assert choose(cards(32), work, keep={"sync": "elastic", "alpha": 0.01}).data == 32
+
+
+def test_stages_over_machines_are_for_other_software():
+    """A pipeline of the engine is one machine's."""
+    box = cards(2, memory=2**30)
+    work = timed([0.1] * 4, batch=8, parameters=2**27, slots=2**29)
+    work = replace(work, layers=tuple(replace(layer, output=1000) for layer in work.layers))
+    plan = choose(Topology.machines(box, 2), work, keep={"data": 1, "width": 1})
+    assert plan.stage > 2
+    assert (
+        "Over machines it is for other software: a pipeline is for the devices of one machine" in plan.advice
+    )
+    inside = choose(box, replace(work, slots=2**28), keep={"data": 1, "width": 1})
+    assert inside.stage == 2
+    assert "Over machines" not in inside.advice
 
 
 def test_what_is_kept_is_kept():

@@ -116,7 +116,7 @@ def nothing_else(plan: Plan, others: list[Plan], unfit: bool, kept: bool) -> str
     """
     several = [other for other in others if other.num_devices > 1]
     if several:
-        return f"what there is on several is for other software: {several[0].not_runnable}"
+        return f"nothing on several can be run: {several[0].not_runnable}"
     if unfit:
         return "nothing on several fits"
     return (

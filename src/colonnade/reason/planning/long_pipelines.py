@@ -14,6 +14,7 @@ from colonnade.describe.workload import Workload
 from colonnade.reason.simulator.memory_need import needs
 from colonnade.reason.simulator.runtime import Runtime
 from colonnade.reason.simulator.simulate import simulate
+from colonnade.reason.simulator.stages import exchanged_bytes
 
 # A step of more tasks than this is predicted from shorter ones.
 LONG = 2**10
@@ -39,10 +40,12 @@ def predicted(
         name: value + more * (second[name] - value) for name, value in first.items() if name != "memory_known"
     }
     whole = {"moved": round(grown["moved"]), "memory": max(need.total for need in needs(workload, plan))}
-    # Over a link goes what all micro-batches hand on, or the gradients, whichever is more.
-    ends = [end for _, end in spans(plan.layers or even_stages(len(workload.layers), stages), stages)][:-1]
-    handed = max((workload.layers[end - 1].output for end in ends), default=0) * plan.batch // plan.data
-    whole["busiest"] = round(max(second["busiest"], handed // (plan.width if plan.sequence else 1)))
+    # Over a link goes what all micro-batches hand on or exchange, or the gradients, whichever is most.
+    cuts = spans(plan.layers or even_stages(len(workload.layers), stages), stages)
+    handed = max((workload.layers[end - 1].output for _, end in cuts[:-1]), default=0)
+    handed = handed * plan.batch // plan.data // (plan.width if plan.sequence else 1)
+    exchanged = exchanged_bytes([workload.layers[b:e] for b, e in cuts], plan, runtime.wire)
+    whole["busiest"] = round(max(second["busiest"], handed, exchanged))
     step = grown["step"]
     # Of what the jitter draws a longer step may have less than none; what is left of a step is waiting.
     parts = {name: max(0.0, grown[name]) for name in ("compute", "reduction", "update", "overhead")}

@@ -270,8 +270,21 @@ def _beside(topology: Topology, workload: Workload, best: Plan) -> str:
     words = layer_time.converted(workload, [topology.devices[d] for d in best.devices])
     limited = any(topology.devices[d].memory is not None for d in best.devices)
     unknown = "Whether it fits is not known: the workload does not say what its layers keep"
-    parts = [words, unknown if limited and not workload.fits_known else ""]
+    parts = [words, unknown if limited and not workload.fits_known else "", _over_machines(topology, best)]
     return "".join(f" {part}." for part in parts if part)
+
+
+def _over_machines(topology: Topology, best: Plan) -> str:
+    """Why the engine, which can run such a plan on one machine, cannot where it goes over several."""
+    if best.not_runnable or len({topology.machine_of(device) for device in best.devices}) == 1:
+        return ""
+    ways = (
+        (best.stage > 1, "a pipeline is"),
+        (best.sync in ("asynchronous", "elastic"), f"{best.sync} training is"),
+        (best.shares == "measured", "measured slices are"),
+    )
+    what = next((words for holds, words in ways if holds), "")
+    return what and f"Over machines it is for other software: {what} for the devices of one machine"
 
 
 def _clashes(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Problem]:
