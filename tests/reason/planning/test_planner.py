@@ -93,13 +93,15 @@ def test_what_is_kept_is_set_on_the_plan():
         {"chunks": 2},
         {"variables": "shared"},
         {"sharded": ["slots"]},
+        {"sharded": "gradients"},
         {"stage": 2, "micro_batches": 6},
         {"alpha": 0.5},
         {"micro_batches": 4, "data": 4},
     ):
         plan = choose(box, work, keep=keep)
         for name, value in keep.items():
-            assert getattr(plan, name) == (tuple(value) if isinstance(value, list) else value), keep
+            as_kept = (value,) if value == "gradients" else tuple(value) if isinstance(value, list) else value
+            assert getattr(plan, name) == as_kept, keep
 
 
 @pytest.mark.parametrize(
@@ -297,19 +299,19 @@ def test_a_pull_that_never_settles_is_not_proposed():
     assert choose(cards(32), work, keep={"sync": "elastic", "alpha": 0.01}).data == 32
 
 
-def test_stages_over_machines_are_for_other_software():
-    """A pipeline of the engine is one machine's."""
-    box = cards(2, memory=2**30)
-    work = timed([0.1] * 4, batch=8, parameters=2**27, slots=2**29)
+def test_a_pipeline_over_machines_is_not_proposed_where_something_can_be_run():
+    """A pipeline of the engine is one machine's; replicas may be on several."""
+    work = timed([0.1] * 4, batch=8, parameters=2**26)
     work = replace(work, layers=tuple(replace(layer, output=1000) for layer in work.layers))
-    plan = choose(Topology.machines(box, 2), work, keep={"data": 1, "width": 1})
-    assert plan.stage > 2
-    assert (
-        "Over machines it is for other software: a pipeline is for the devices of one machine" in plan.advice
-    )
-    inside = choose(box, replace(work, slots=2**28), keep={"data": 1, "width": 1})
-    assert inside.stage == 2
-    assert "Over machines" not in inside.advice
+    far = Topology.machines(cards(2, memory=2**30), 2, network="1Gb")
+    plan = choose(far, work)
+    assert plan.num_devices == 2
+    piped = next(one for one in plan.candidates if one.layout.startswith("4 stages"))
+    assert piped.predicted.step < plan.predicted.step
+    assert piped.reason.endswith("but cannot be run: a pipeline is for the devices of one machine")
+    kept = choose(far, work, keep={"stage": 4}).advice
+    assert "It is for other software: a pipeline is for the devices of one machine" in kept
+    assert choose(far, work, keep={"sync": "asynchronous", "stage": 1}).num_devices <= 2
 
 
 def test_what_is_kept_is_kept():

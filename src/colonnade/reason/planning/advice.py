@@ -15,10 +15,12 @@ def too_large(need: Need, room: int) -> str:
     return f"does not fit: a device needs {size(need.total)} ({parts}) and has {size(room)}"
 
 
-def why_slower(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> str:
-    """Why a layout that fits was not taken."""
+def why_slower(
+    plan: Plan, predicted: Prediction, best: Plan, least: Prediction, blocked: str | None = None
+) -> str:
+    """Why a layout that fits was not taken; `blocked` is why it cannot be run, where more is known."""
     ratio = predicted.step / least.step if least.step else 1.0
-    blocked = plan.not_runnable
+    blocked = plan.not_runnable if blocked is None else blocked
     if blocked and ratio <= 1 + EQUAL:
         return f"would take {longer(ratio)}, but cannot be run: {blocked}"
     if ratio > 1 + EQUAL:
@@ -77,6 +79,7 @@ def advice(
     alone: Prediction | None,
     next_best: tuple[Plan, Prediction] | None,
     missing: str | None = None,
+    blocked: str | None = None,
 ) -> str:
     """The first line: what to do.
 
@@ -87,6 +90,7 @@ def advice(
         next_best: what else can be run on several devices.
         missing: why there is nothing to compare with, where it is not that there is one device only, or that
             one device is too small.
+        blocked: why it cannot be run, where more is known of that than by the plan itself.
     """
     if best.num_devices == 1:
         if next_best is None:
@@ -103,27 +107,10 @@ def advice(
         )
     elif alone is None:
         words += "; one device is too small" if missing is None else missing
-    if best.not_runnable:
-        words += f". It is for other software: {best.not_runnable}"
+    blocked = best.not_runnable if blocked is None else blocked
+    if blocked:
+        words += f". It is for other software: {blocked}"
     return words + "."
-
-
-def nothing_else(plan: Plan, others: list[Plan], unfit: bool, kept: bool) -> str:
-    """Why no layout on several devices can be compared with one on a single device.
-
-    >>> nothing_else(Plan(batch=1), [], unfit=False, kept=False)
-    'a batch of 1 cannot be divided over several'
-    """
-    several = [other for other in others if other.num_devices > 1]
-    if several:
-        return f"nothing on several can be run: {several[0].not_runnable}"
-    if unfit:
-        return "nothing on several fits"
-    return (
-        "what is kept leaves nothing on several"
-        if kept
-        else f"a batch of {plan.batch} cannot be divided over several"
-    )
 
 
 def _waiting(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from colonnade.describe.plan import PREDICTION_RULES, RULES, SHARDABLE, SYNCS, C
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
-from colonnade.reason.planning.advice import EQUAL, advice, nothing_else, too_large, why_slower
+from colonnade.reason.planning.advice import EQUAL, advice, too_large, why_slower
 from colonnade.reason.planning.arrangement import arranged, known_topology, known_workload, only_kind
 from colonnade.reason.planning.layouts import axes, counts, dealt, variants
 from colonnade.reason.planning.long_pipelines import predicted as predicted_of
@@ -88,6 +88,8 @@ def choose(
     '4 replicas, mirrored'
     """
     settled = {name: tuple(v) if isinstance(v, list) else v for name, v in (keep or {}).items()}
+    if isinstance(settled.get("sharded"), str):
+        settled["sharded"] = (settled["sharded"],)
     check("plan()", _problems(topology, workload, devices, settled))
     topology, workload = known_topology(topology), known_workload(workload)
     most = devices or len(topology)
@@ -106,7 +108,7 @@ def choose(
         fix = "Look over its costs, and the links"
         raise InvalidArgument("plan()", [Problem("workload", workload.name, rule, fix)])
     ranked.sort(key=lambda pair: (pair[1].step, pair[0].num_devices))
-    runnable = [pair for pair in ranked if not pair[0].not_runnable] or ranked
+    runnable = [pair for pair in ranked if not _blocked(topology, pair[0])] or ranked
     least = runnable[0][1].step
     best, predicted = min(
         (pair for pair in runnable if pair[1].step <= least * (1 + EQUAL)),
@@ -119,14 +121,18 @@ def choose(
     )
     single = next((p for plan, p in ranked if plan.num_devices == 1), None)
     # What one device is compared with: the fewest devices beyond it, in their best layout.
-    several = [pair for pair in others if pair[0].num_devices > 1 and not pair[0].not_runnable]
+    several = [pair for pair in others if pair[0].num_devices > 1 and not _blocked(topology, pair[0])]
     next_best = min(several, key=lambda pair: (pair[0].num_devices, pair[1].step), default=None)
-    listed = [Candidate(plan.layout, why_slower(plan, p, best, predicted), p) for plan, p in others[:KEPT]]
+    listed = [
+        Candidate(plan.layout, why_slower(plan, p, best, predicted, _blocked(topology, plan)), p)
+        for plan, p in others[:KEPT]
+    ]
     fitted = {_kind(one.plan) for one in fitting}
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
-    missing = _missing(len(topology), most, looked, best, [plan for plan, _ in others], bool(settled))
-    words = advice(best, predicted, single, next_best, missing) + _beside(topology, workload, best)
+    missing = _missing(topology, most, looked, best, [plan for plan, _ in others], bool(settled))
+    words = advice(best, predicted, single, next_best, missing, _blocked(topology, best))
+    words += _beside(topology, workload, best)
     timeline = None
     if best.micro_batches * best.stage * best.chunks <= WHOLE:
         few = best.num_devices <= DRAWN
@@ -209,7 +215,7 @@ def _shortlist(
     room = dict.fromkeys((True, False), beam or BEAM)
     for numbers in kinds.values():
         least, first = numbers[0]
-        runnable = not first.plan.not_runnable
+        runnable = not _blocked(topology, first.plan)
         axes = runnable, _axes(first.plan)
         if room[runnable] <= 0 and (axes in axes_seen or least > HOPELESS * rated[0][0]):
             continue
@@ -236,15 +242,21 @@ def _alone(topology: Topology, workload: Workload, plans: list[Plan], runtime: R
 
 
 def _missing(
-    count: int, most: int, looked: list[Looked], best: Plan, others: list[Plan], kept: bool
+    topology: Topology, most: int, looked: list[Looked], best: Plan, others: list[Plan], kept: bool
 ) -> str | None:
     """What the advice says where it has nothing to compare with; None for what it says by itself."""
     if best.num_devices > 1:
         return None if any(one.plan.num_devices == 1 for one in looked) else ""
     if most == 1:
-        return None if count == 1 else "no other may be used"
-    unfit = any(one.plan.num_devices > 1 for one in looked)
-    return nothing_else(best, others, unfit, kept)
+        return None if len(topology) == 1 else "no other may be used"
+    blocked = next((_blocked(topology, plan) for plan in others if plan.num_devices > 1), "")
+    if blocked:
+        return f"nothing on several can be run: {blocked}"
+    if any(one.plan.num_devices > 1 for one in looked):
+        return "nothing on several fits"
+    if kept:
+        return "what is kept leaves nothing on several"
+    return f"a batch of {best.batch} cannot be divided over several"
 
 
 def _unfitting(one: Looked) -> str:
@@ -270,21 +282,22 @@ def _beside(topology: Topology, workload: Workload, best: Plan) -> str:
     words = layer_time.converted(workload, [topology.devices[d] for d in best.devices])
     limited = any(topology.devices[d].memory is not None for d in best.devices)
     unknown = "Whether it fits is not known: the workload does not say what its layers keep"
-    parts = [words, unknown if limited and not workload.fits_known else "", _over_machines(topology, best)]
+    parts = [words, unknown if limited and not workload.fits_known else ""]
     return "".join(f" {part}." for part in parts if part)
 
 
-def _over_machines(topology: Topology, best: Plan) -> str:
-    """Why the engine, which can run such a plan on one machine, cannot where it goes over several."""
-    if best.not_runnable or len({topology.machine_of(device) for device in best.devices}) == 1:
-        return ""
+def _blocked(topology: Topology, plan: Plan) -> str:
+    """Why the engine cannot run a plan, in words; empty where it can. Over machines it can less."""
     ways = (
-        (best.stage > 1, "a pipeline is"),
-        (best.sync in ("asynchronous", "elastic"), f"{best.sync} training is"),
-        (best.shares == "measured", "measured slices are"),
+        (plan.stage > 1, "a pipeline is"),
+        (plan.sync in ("asynchronous", "elastic"), f"{plan.sync} training is"),
+        (plan.shares == "measured", "measured slices are"),
     )
     what = next((words for holds, words in ways if holds), "")
-    return what and f"Over machines it is for other software: {what} for the devices of one machine"
+    if plan.not_runnable or not what:
+        return plan.not_runnable
+    homes = {topology.machine_of(device) for device in plan.devices}
+    return f"{what} for the devices of one machine" if len(homes) > 1 else ""
 
 
 def _clashes(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Problem]:
