@@ -311,10 +311,8 @@ class _PlannedStep:
             seconds.append((costs.forward[0] + costs.backward[0]) * pace)
             forwards.append(costs.forward[0] * pace)
         first = plan.device(0)
-        ways = [
-            copy(self.topology.links[first][plan.device(d)], self.workload.parameters)
-            for d in range(plan.data)
-        ]
+        links = self.topology.links[first]
+        ways = [copy(links[plan.device(d)], self.workload.parameters) for d in range(plan.data)]
         update = layer_time.update_seconds(self.workload, self.topology.devices[first])
         raced = modes.race_of(
             seconds,
@@ -328,11 +326,13 @@ class _PlannedStep:
         )
         step = raced.seconds_per_slice * plan.data + self.workload.overhead
         size = self.workload.parameters + self.workload.gradient_bytes
+        rest = step - update - self.workload.overhead
+        busy = min(float(np.mean(seconds)), rest)  # where devices were drawn fast
         return Simulation(
             step,
             Timeline(tuple(map(self._placed, raced.events)) if self.events else ()),
-            float(np.mean(seconds)),
-            max(0.0, step - float(np.mean(seconds)) - update - self.workload.overhead),
+            busy,
+            rest - busy,
             0.0,
             update,
             self.workload.overhead,
