@@ -22,7 +22,7 @@ from colonnade.describe.topology import Topology
 from colonnade.reason.transfers.rings import ring_bandwidth
 
 # Trees do not follow the formula for messages of medium size. The part of its bandwidth that they reach
-# there is what the tuner of NCCL takes: for 64 bytes, and each power of two from there on (its table is called
+# there is what the tuner of NCCL takes: for 64 bytes, and each power of two from there on (the table
 # treeCorrectionFactor, Simple, in src/graph/tuning.cc). Larger messages than the last follow the formula.
 TREE_FROM = 64
 TREE_REACHES = (
