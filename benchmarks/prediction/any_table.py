@@ -6,39 +6,43 @@ Columns that a table does not have, or has empty in a row, are left to the rule 
     params           parameters of a network by its totals, with
     gflop            GFLOPs of one example's forward pass
     hidden, layers, heads, seq, vocab    sizes of a decoder; heads of 64 numbers, 2048, 51200
+    layers           of a network by its totals that is cut into stages: so many equal ones; as many as stages
     gpus             devices; dp x pp x tp
     dp, pp, tp       replicas, stages, width; 1, and as many replicas as devices are left
     global_batch, batch_per_gpu          one of them; the latter is of a replica
     micro_batch      examples of a micro-batch; 1 with stages
     interleave       chunks of the model on a device; 1
-    schedule         1f1b or gpipe; 1f1b
-    recompute        none, selective, full; none
+    schedule         1f1b or gpipe; 1f1b, and gpipe of gpipe
+    recompute        none, selective, full, stage; none, and stage of gpipe
     sequence         yes or no; no
     zero             stage of ZeRO, 0 to 3; 0, and 3 of fsdp
     dtype            float16, bfloat16, mixed_float16, tf32, float32; float16 of a decoder, else float32
     system           one of reason.simulator.runtime.SYSTEMS; colonnade
     bucket_mb        size of its messages; what the system has by default
     reduce           order, ring, tree, scatter, hierarchical, host; ring, and order of colonnade
-    card             as its driver calls it, such as Tesla V100-SXM2-16GB
+    card             as its driver calls it, such as Tesla V100-SXM2-16GB; of one that is not listed in
+                     describe/speeds.csv the pace is all that is known
     machine          a recorded machine, for its links; or
     link             between any two cards of a machine, such as NV12 or PIX; PIX
     per_machine      cards of a machine; 8
     network          rate of an adapter between machines; 100Gb
     adapters         of a machine; 1
-    step_s, step_ms, examples_per_s      what was measured: one of them
+    step_s, step_ms, examples_per_s      what was measured: one of them, or
+    memory_gb, states_gb                 10^9 bytes on the fullest device; without activations
     verified         rows with "no" are left out
     calibrates       "yes" for the row that sets the pace of its series; otherwise the one with fewest devices
     series           rows that share a pace; the same model, batch of a device, card, system and dtype
 
 The pace of a series is what one measured step says of the parts that nobody published: how near a model comes
 to the rate of large products. A decoder has one pace for all sizes and batches. The row that calibrates does
-not count.
+not count. Memory needs no pace.
 """
 
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +50,16 @@ import platforms
 import tables
 from report import Row
 
+from colonnade.describe import speeds
+from colonnade.describe.layer_cost import LayerCost
 from colonnade.describe.link import Device
 from colonnade.describe.plan import Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
-from colonnade.errors import Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.reason.simulator.calibrate import calibrated
 from colonnade.reason.simulator.layer_time import STRICT
+from colonnade.reason.simulator.memory_need import needs
 from colonnade.reason.simulator.runtime import SYSTEMS, Runtime
 from colonnade.reason.simulator.simulate import simulate
 
@@ -60,68 +67,91 @@ from colonnade.reason.simulator.simulate import simulate
 DTYPES = {"float32": STRICT, "fp32": STRICT, "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHARDED = ((), ("slots",), ("slots", "gradients"), ("slots", "gradients", "parameters"))
 MEASURED = {"step_s": 1.0, "step_time_s": 1.0, "step_ms": 1e-3}
-COLUMNS = frozenset(
-    [
-        "model",
-        "params",
-        "gflop",
-        "hidden",
-        "layers",
-        "heads",
-        "seq",
-        "vocab",
-        "gpus",
-        "dp",
-        "pp",
-        "tp",
-        "global_batch",
-        "batch_per_gpu",
-        "micro_batch",
-        "interleave",
-        "schedule",
-        "recompute",
-        "sequence",
-        "zero",
-        "dtype",
-        "system",
-        "bucket_mb",
-        "reduce",
-        "card",
-        "machine",
-        "link",
-        "per_machine",
-        "network",
-        "adapters",
-        "examples_per_s",
-        "verified",
-        "calibrates",
-        "series",
-    ]
-) | set(MEASURED)
+TIMES = frozenset((*MEASURED, "examples_per_s"))
+MEMORY = ("memory_gb", "states_gb")
+# Numbers that are whole, and those that need not be; all are above 0.
+AXES = ("dp", "pp", "tp")
+COUNTS = frozenset(
+    (*AXES, "gpus", "hidden", "layers", "heads", "seq", "vocab", "global_batch", "batch_per_gpu")
+)
+COUNTS |= {"micro_batch", "interleave", "per_machine", "adapters"}
+NUMBERS = TIMES | {"params", "gflop", "bucket_mb", *MEMORY}
+WORDS = frozenset(("model", "schedule", "recompute", "sequence", "zero", "dtype", "system", "reduce", "card"))
+WORDS |= {"machine", "link", "network", "verified", "calibrates", "series"}
+COLUMNS = COUNTS | NUMBERS | WORDS
+BESIDE = frozenset(("source", "note", "platform"))
+# FLOP/s of a card that is not listed: any will do, as the pace makes up for it.
+UNLISTED = 1e13
 
 Cells = Mapping[str, str]
 
 
 def predicted(path: Path) -> Iterator[Row]:
     """Every row of a table, measured and predicted."""
-    with path.open(encoding="utf-8") as file:
-        rows = [{name: value.strip() for name, value in row.items() if value} for row in csv.DictReader(file)]
-    rows = [row for row in rows if row.get("verified", "yes") != "no"]
-    check("--table", [p for number, row in enumerate(rows, 2) for p in _problems(number, row)])
-    groups: dict[Any, list[Cells]] = {}
-    for row in rows:
-        groups.setdefault(_series(row), []).append(row)
-    for listed in groups.values():
-        told = [row for row in listed if row.get("calibrates") == "yes"]
-        first = told[0] if told else min(listed, key=_devices)
-        work = workload(first)
-        pace = calibrated(topology(first), work, plan(first), _seconds(first), _runtime(first)).pace
-        for row in listed:
-            step = simulate(
-                topology(row), replace(workload(row), pace=pace), plan(row), _runtime(row), events=False
-            ).step
+    listed = _read(path)
+    groups: dict[Any, list[tuple[int, Cells]]] = {}
+    for number, row in listed:
+        if TIMES & row.keys():
+            groups.setdefault(_series(row), []).append((number, row))
+    for group in groups.values():
+        told = [pair for pair in group if pair[1].get("calibrates") == "yes"]
+        at, first = told[0] if told else min(group, key=lambda pair: _devices(pair[1]))
+        pace = _at(at, _pace, first)
+        for number, row in group:
+            step = _at(number, _step, row, pace)
             note = "calibrates" if row is first else ""
             yield Row(path.stem, _case(row), _seconds(row), step, counted=row is not first, note=note)
+    for number, row in listed:
+        for name in MEMORY:
+            if name in row:
+                case, measured = f"{_case(row)}, {name[:-3]}", float(row[name])
+                yield Row(path.stem, case, measured, _at(number, _gigabytes, row, name), "GB")
+
+
+def _read(path: Path) -> list[tuple[int, Cells]]:
+    """The rows that count, without empty cells, beside their lines; whole numbers as digits."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            "--table", [Problem("file", str(path), f"cannot be read ({error})", "Name a CSV file")]
+        ) from None
+    rows = []
+    for number, cells in enumerate(csv.DictReader(text.splitlines()), 2):
+        known = {name or "": value for name, value in cells.items() if value}
+        row = {name: value if isinstance(value, list) else value.strip() for name, value in known.items()}
+        if row.get("verified") != "no":
+            rows.append((number, row))
+    check("--table", [problem for number, row in rows for problem in _problems(number, row)])
+    if not rows:
+        raise InvalidArgument("--table", [Problem("file", str(path), "has no rows", "Add one for each step")])
+    for _, row in rows:
+        row |= {name: str(int(float(row[name]))) for name in COUNTS & row.keys()}
+    return rows
+
+
+def _at(number: int, does: Any, *given: Any) -> float:
+    """What a function says of a row; an error says on which line that is."""
+    try:
+        return float(does(*given))
+    except InvalidArgument as error:
+        problems = [replace(p, argument=f"line {number}: {p.argument}") for p in error.problems]
+        raise InvalidArgument("--table", problems) from None
+
+
+def _pace(row: Cells) -> float:
+    return calibrated(topology(row), workload(row), plan(row), _seconds(row), _runtime(row)).pace
+
+
+def _step(row: Cells, pace: float) -> float:
+    work = replace(workload(row), pace=pace)
+    return simulate(topology(row), work, plan(row), _runtime(row), events=False).step
+
+
+def _gigabytes(row: Cells, name: str) -> float:
+    found = needs(workload(row), plan(row))
+    states = max(need.parameters + need.gradients + need.slots for need in found)
+    return (states if name == "states_gb" else max(need.total for need in found)) / 1e9
 
 
 def workload(row: Cells) -> Workload:
@@ -141,9 +171,15 @@ def workload(row: Cells) -> Workload:
             dtype=dtype,
         )
     known = {} if "params" in row else tables.sizes()[tables.plain(row["model"])]
+    parameters = round(float(row.get("params") or known["params"]))
+    flops = 1e9 * float(row.get("gflop") or known["gflop_fwd"])
+    if _axes(row)[1] > 1:  # equal layers, which is all that is known; what they hand on costs nothing
+        count = int(row.get("layers", _axes(row)[1]))
+        each = LayerCost("layer", flops / count, 4 * parameters // count, activations=2, output=1)
+        return Workload.of([each] * count, batch=batch, dtype=dtype, slots=4 * parameters, fits_known=False)
     return Workload.convnet(
-        parameters=round(float(row.get("params") or known["params"])),
-        flops=1e9 * float(row.get("gflop") or known["gflop_fwd"]),
+        parameters=parameters,
+        flops=flops,
         batch=batch,
         dense={tables.plain(m): part for m, part in tables.DENSE.items()}.get(
             tables.plain(row.get("model", "")), 0.0
@@ -156,6 +192,8 @@ def plan(row: Cells) -> Plan:
     """Who does what: width inside a machine, then replicas, then stages, as Megatron does."""
     data, stage, width = _axes(row)
     batch, blocks = _batch(row), int(row.get("layers", 0))
+    dealt = stage > 1 and "hidden" in row  # blocks evenly, beside the embedding and the head
+    piped = row.get("system") == "gpipe"
     each = int(row.get("micro_batch", 1 if stage > 1 else batch // data))
     chunks = int(row.get("interleave", 1))
     order = ((s * data + d) * width + w for d in range(data) for s in range(stage) for w in range(width))
@@ -167,11 +205,11 @@ def plan(row: Cells) -> Plan:
         stage=stage,
         width=width,
         devices=tuple(order),
-        layers=(0, *(k * stages // blocks for k in range(blocks)), stages - 1) if stages > 1 else None,
+        layers=(0, *(k * stages // blocks for k in range(blocks)), stages - 1) if dealt else None,
         chunks=chunks,
-        schedule=row.get("schedule", "1f1b"),
+        schedule=row.get("schedule", "gpipe" if piped else "1f1b"),
         micro_batches=max(1, batch // data // each),
-        recompute=row.get("recompute", "none"),
+        recompute=row.get("recompute", "stage" if piped else "none"),
         sequence=row.get("sequence") == "yes",
         variables="partitioned" if sharded and data > 1 else "mirrored",
         sharded=sharded if data > 1 else (),
@@ -198,12 +236,16 @@ def _topology(
 ) -> Topology:
     if machine:
         links = platforms.detect(platforms.recorded(machine)).topology.links
-        box = Topology(tuple(Device(card) for _ in links), links)
+        box = Topology(tuple(_device(card) for _ in links), links)
     else:
         kinds = [["X" if i == j else link for j in range(each)] for i in range(each)]
-        box = Topology.build([Device(card)] * each, kinds)
+        box = Topology.build([_device(card)] * each, kinds)
     machines = -(-count // len(box))
     return box if machines == 1 else Topology.machines(box, machines, network=network, adapters=adapters)
+
+
+def _device(card: str) -> Device:
+    return Device(card, flops=None if speeds.flops(card) else UNLISTED)
 
 
 def _runtime(row: Cells) -> Runtime:
@@ -214,9 +256,9 @@ def _runtime(row: Cells) -> Runtime:
 
 
 def _axes(row: Cells) -> tuple[int, int, int]:
-    stage, width = int(row.get("pp", 1)), int(row.get("tp", 1))
-    data = int(row["dp"]) if "dp" in row else int(row["gpus"]) // (stage * width)
-    return data, stage, width
+    stage, width = int(float(row.get("pp", 1))), int(float(row.get("tp", 1)))
+    data = float(row["dp"]) if "dp" in row else float(row["gpus"]) // (stage * width)
+    return int(data), stage, width
 
 
 def _devices(row: Cells) -> int:
@@ -259,8 +301,22 @@ def _case(row: Cells) -> str:
 def _problems(number: int, row: Cells) -> Iterator[Problem]:
     """What is wrong with a row; numbers count lines of the file."""
     at = f"line {number}"
-    if not any(name in row for name in (*MEASURED, "examples_per_s")):
-        yield Problem(at, "", "has nothing that was measured", "Add step_s, step_ms or examples_per_s")
+    for name in row.keys() - COLUMNS - BESIDE:
+        if name:
+            yield Problem(at, name, "is no column here", "Rename it, or leave it out")
+        else:
+            yield Problem(at, row[name], "are more cells than there are columns", "Quote what has commas")
+    wrong = {name for name in (COUNTS | NUMBERS) & row.keys() if not _good(name, row[name])}
+    for name in sorted(wrong):
+        kind = "a whole number from 1 up" if name in COUNTS else "a number above 0"
+        yield Problem(at, f"{name}={row[name]}", f"must be {kind}", "Correct it, or leave it out")
+    for name, known in (("system", SYSTEMS), ("zero", "0123")):
+        if row.get(name, known and next(iter(known))) not in known:
+            yield Problem(at, f"{name}={row[name]}", "is not known", f"One of: {', '.join(known)}")
+    if not (TIMES | set(MEMORY)) & row.keys():
+        yield Problem(
+            at, "", "has nothing that was measured", "Add step_s, step_ms, examples_per_s or memory_gb"
+        )
     if (
         "hidden" not in row
         and "params" not in row
@@ -274,11 +330,21 @@ def _problems(number: int, row: Cells) -> Iterator[Problem]:
         yield Problem(at, row["hidden"], "has a width and no number of layers", "Add layers")
     if "gpus" not in row and "dp" not in row:
         yield Problem(at, "", "does not say how many devices", "Add gpus, or dp")
+    elif not wrong & {"gpus", *AXES} and "gpus" in row and _devices(row) != float(row["gpus"]):
+        rule = f"are not data x stage x width, which are {_devices(row)}"
+        yield Problem(at, f"gpus={row['gpus']}", rule, "Correct gpus, dp, pp or tp")
+    if "hidden" not in row and "tp" not in wrong and float(row.get("tp", 1)) > 1:
+        rule = "splits layers, and of a network by its totals nobody knows how"
+        yield Problem(at, f"tp={row['tp']}", rule, "Give the sizes of a decoder")
     if "global_batch" not in row and "batch_per_gpu" not in row:
         yield Problem(at, "", "has no batch", "Add global_batch or batch_per_gpu")
     if "card" not in row:
         yield Problem(at, "", "has no card", "Add card, as its driver calls it")
-    if row.get("system", "colonnade") not in SYSTEMS:
-        yield Problem(at, row["system"], "is no system that is known", f"One of: {', '.join(SYSTEMS)}")
-    for name in row.keys() - COLUMNS - {"source", "note", "platform"}:
-        yield Problem(at, name, "is no column here", "Rename it, or leave it out")
+
+
+def _good(name: str, text: str) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return isfinite(value) and value > 0 and (name not in COUNTS or value.is_integer())

@@ -86,6 +86,7 @@ def test_plan_as_json_is_a_plan(tmp_path):
         (["--workload", "pyproject.toml"], "is not JSON"),
         (["--workload", "pyproject.toml", "--machine", "dgx9"], "no such machine"),
         (["train:loss", "--workload", "pyproject.toml"], "one of them"),
+        (["--workload", "pyproject.toml", "--network", "10Gb"], "nothing says how many"),
     ],
 )
 def test_mistakes_of_a_plan_show_no_traceback(options, said):

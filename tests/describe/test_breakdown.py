@@ -132,3 +132,15 @@ def test_a_wait_that_says_what_it_is_for_is_blamed_on_that():
 def test_devices_are_told_in_the_order_in_which_people_count():
     rows = Breakdown.of([Event(f"CPU:{i}", 0, 1, "forward") for i in (10, 2, 1)]).__str__().splitlines()
     assert [row.split()[0] for row in rows[1:4]] == ["CPU:1", "CPU:2", "CPU:10"]
+
+
+def test_a_slow_device_may_be_called_anything():
+    events = [
+        event
+        for i in range(8)
+        for event in (
+            Event("a{0} {", i, i + 0.9, "forward", step=i),
+            Event("b", i, i + 0.2, "forward", step=i),
+        )
+    ]
+    assert any("wait for a{0} {: " in words for words in Breakdown.of(events).sentences())

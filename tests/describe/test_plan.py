@@ -105,6 +105,12 @@ def test_json_that_says_something_else_is_refused(change, said):
         (Plan(batch=8, data=2, stage=2, sync="local"), "lockstep"),
         (Plan(batch=8, data=2, micro_batches=2), "one piece"),
         (Plan(batch=8, data=2, reduce="ring"), "order"),
+        (Plan(batch=8, data=2, sync="asynchronous", variables="shared"), ""),
+        (Plan(batch=8, data=2, sync="asynchronous"), "share the variables"),
+        (Plan(batch=8, data=2, sync="local"), ""),
+        (Plan(batch=8, data=2, sync="diloco", variables="partitioned"), "mirrored"),
+        (Plan(batch=64, data=18, sync="elastic"), ""),
+        (Plan(batch=64, data=19, sync="elastic"), "19 replicas"),
     ],
 )
 def test_what_the_engine_cannot_run_says_why(plan, word):

@@ -29,5 +29,8 @@ def test_a_plan_without_a_prediction_is_a_line():
 def test_units():
     assert duration(3e-7) == "0.3 us"
     assert duration(59.96) == "60 s"
+    assert duration(0.00099999) == "1 ms"
+    assert (duration(999.7), duration(2.5e18)) == ("1,000 s", "2.5e+18 s")
     assert size(1014 * 2**20) == "1014 MiB"
+    assert size(999.9 * 2**20) == "1000 MiB"
     assert size(3 * 2**40) == "3 TiB"

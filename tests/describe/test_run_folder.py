@@ -19,6 +19,15 @@ def written(folder: Path, lines=(), progress=(), facts=None):
     return folder
 
 
+def test_nobody_waits_for_a_pipe(tmp_path):
+    for name in ("run.json", "metrics.jsonl", "progress.jsonl", "timeline.json"):
+        os.mkfifo(tmp_path / name)
+    run = read_run(tmp_path)
+    assert not run.lines
+    assert "metrics.jsonl cannot be read (it is no regular file)" in run.flaws
+    assert run.timeline is None
+
+
 def test_a_whole_run(tmp_path):
     lines = [{"step": i, "loss": 1 / i, "accuracy": 0.5, "replicas": {"CPU:0": 1.0}} for i in (10, 20)]
     folder = written(tmp_path / "first", lines, [{"event": "begin", "step": 0}], {"format": 1, "loss": "f"})

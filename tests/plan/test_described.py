@@ -2,6 +2,7 @@ import pytest
 from workloads import cards
 
 from colonnade.errors import InvalidArgument
+from colonnade.run.plan import planning
 from colonnade.run.plan.described import described, kept
 
 
@@ -40,7 +41,18 @@ def test_unknown_machines_and_networks():
         described("dgx1", 2, "quick", None, None)
 
 
-@pytest.mark.parametrize("setting", ["stage", "colour=red", "=1"])
+@pytest.mark.parametrize("setting", ["stage", "colour=red", "=1", "batch=8", "advice=go"])
 def test_what_cannot_be_kept(setting):
     with pytest.raises(InvalidArgument, match="--keep"):
         kept([setting])
+
+
+def test_each_part_is_kept_once():
+    assert kept(['sharded=["slots","parameters"]']) == {"sharded": ["slots", "parameters"]}
+    with pytest.raises(InvalidArgument, match="each name once"):
+        kept(["stage=2", "stage=4"])
+
+
+def test_a_machine_is_not_described_with_millions_of_links():
+    assert len(planning.here(512)) == 512
+    assert len(planning.here(60_000)) < 60_000

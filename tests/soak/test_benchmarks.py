@@ -75,6 +75,30 @@ def test_prediction_takes_a_table_from_a_file(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_table_is_not_predicted_for_another_number_of_devices(tmp_path: Path) -> None:
+    """Of a card that is not listed the pace is enough; what a row says twice must agree."""
+    program, table = BENCHMARKS / "prediction" / "main.py", tmp_path / "any.csv"
+    head = "model,params,gflop,gpus,dp,pp,layers,global_batch,micro_batch,system,card,step_s,states_gb\n"
+    known = "net,3e8,10,2,,2,24,256,8,gpipe,Tesla P40,5.4,\nnet,3e8,10,4.0,,4,24,256,8,gpipe,Tesla P40,3.5,"
+    command = [sys.executable, str(program), "--table", str(table)]
+    table.write_text("\ufeff" + head + known)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
+    assert re.search(r"1 x 4 x 1, batch 256 \| 3.5 s \| 2.8\d+ s", done.stdout)
+    sizes = "net,1e9,10,4,,,,64,,ddp,Tesla P40,,12"
+    table.write_text(head + sizes)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert re.search(r"4 replicas, batch 64, states \| 12 GB \| 12 GB \| [+-]0.0%", done.stdout), done.stderr
+    wrong = ["a,3e8,10,8,3,2,9,64,,ddp,A,1,", "b,x,10,two,,,,0,,ddp,A,nan,", "c,1,1,1,,,,1,,ddp,A,1,,more"]
+    table.write_text(head + "\n".join(wrong))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode
+    told = ("gpus=8", "are 6", "params=x", "gpus=two", "global_batch=0", "step_s=nan", "more cells", "line 4")
+    for word in told:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_prediction_of_this_machine_gives_errors() -> None:
     program = BENCHMARKS / "prediction" / "machine.py"
     options = ["--models", "polynomial", "--seconds", "0.2"]

@@ -42,3 +42,10 @@ def test_a_seed_makes_the_first_trials_repeat(sweep):
 def test_a_folder_that_is_no_study(tmp_path):
     with pytest.raises(cn.InvalidArgument, match="is not the folder of a study"):
         open_study(tmp_path)
+    for text in ("{", "[]", "{}", "3", '{"study": 3, "storage": null}', '{"study": "a", "storage": {}}'):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(cn.InvalidArgument, match="is not the folder of a study"):
+            open_study(tmp_path)
+    (tmp_path / "study.json").write_text('{"study": "gone", "storage": null}')
+    with pytest.raises(cn.InvalidArgument, match="'gone', which its storage does not have"):
+        open_study(tmp_path)

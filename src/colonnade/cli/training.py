@@ -30,7 +30,9 @@ def plan(
         str | None, typer.Option(help="A recorded machine: article, dgx1, nvswitch, consumer or mig.")
     ] = None,
     machines: Annotated[int | None, typer.Option(min=1, help="So many, joined by a network.")] = None,
-    network: Annotated[str, typer.Option(help="The rate of a machine's network adapter.")] = "100Gb",
+    network: Annotated[
+        str | None, typer.Option(help="The rate of a machine's network adapter; 100Gb.")
+    ] = None,
     topology: Annotated[
         Path | None,
         typer.Option(help="A machine: JSON of colonnade devices --measure, or nvidia-smi topo -m."),
@@ -49,8 +51,11 @@ def plan(
     if (function is None) == (workload is None):
         problem = Problem("function", function, "or --workload must be given, one of them", "Try train:loss")
         raise InvalidArgument("plan", [problem])
+    if network is not None and machines is None:
+        rule = "joins machines, and nothing says how many there are"
+        raise InvalidArgument("plan", [Problem("--network", network, rule, "Add --machines 2")])
     text = None if topology is None else text_of(topology, "colonnade plan")
-    there = described(machine, machines, network, text, devices)
+    there = described(machine, machines, network or "100Gb", text, devices)
     if workload is not None:
         from colonnade.describe.workload import Workload
         from colonnade.run.plan.planning import plan as planned

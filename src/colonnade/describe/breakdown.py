@@ -148,7 +148,8 @@ class Breakdown:
             return "stages wait for each other: {} of the time; more micro-batches, or a more even placement"
         if self.slow:
             words = "; cn.Synchronous(shares='measured') gives it smaller slices"
-            return f"devices wait for {self.slow}: {{}} of the time{words}"
+            slow = self.slow.replace("{", "{{").replace("}", "}}")
+            return f"devices wait for {slow}: {{}} of the time{words}"
         return "devices wait for each other: {} of the time; with cn.Asynchronous they do not"
 
     def sentences(self) -> list[str]:

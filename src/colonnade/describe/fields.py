@@ -39,8 +39,8 @@ def optional(rule: Rule) -> Rule:
 
 
 def whole_from(least: int, most: int = 2**62) -> Rule:
-    fix = f"Try {max(least, 1)}"
-    return Rule(lambda v: is_whole(v, least, most), f"must be a whole number from {least} up", fix)
+    words = f"must be a whole number from {least} up" + (f", at most {most}" if most < 2**62 else "")
+    return Rule(lambda v: is_whole(v, least, most), words, f"Try {max(least, 1)}")
 
 
 def one_of(*words: str) -> Rule:

@@ -201,6 +201,12 @@ class Plan:
             return "the engine divides parameters and slots together, and no gradients"
         if self.shares != "even" and (self.stage > 1 or self.sync != "synchronous"):
             return "slices are measured only where replicas without stages work in lockstep"
+        if self.sync == "asynchronous" and self.variables != "shared":
+            return "devices that do not wait for each other share the variables"
+        if self.sync in ("local", "diloco", "elastic") and self.variables != "mirrored":
+            return "replicas that train by themselves have variables of their own, mirrored"
+        if self.sync == "elastic" and (self.alpha >= 1 or self.alpha * (self.data + 1) >= 2):
+            return f"a pull of {self.alpha:g} moves the centre of {self.data} replicas past them for ever"
         if self.reduce != "order" and self.data > 1:
             return "the engine adds up gradients along its own order"
         return ""

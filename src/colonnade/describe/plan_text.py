@@ -39,12 +39,14 @@ def figures(predicted: "Prediction") -> str:
 
 def duration(seconds: float) -> str:
     """
-    >>> duration(0.00125), duration(2.5)
-    ('1.25 ms', '2.5 s')
+    >>> duration(0.00125), duration(2.5), duration(0.9999), duration(98_765)
+    ('1.25 ms', '2.5 s', '1 s', '98,765 s')
     """
-    if seconds >= 1:
+    if 999.5 <= seconds < 1e6:
+        return f"{seconds:,.0f} s"
+    if seconds >= 0.9995:
         return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def size(count: float) -> str:
@@ -54,5 +56,5 @@ def size(count: float) -> str:
     """
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
-            return f"{count / unit:{'.3g' if count < 1000 * unit else '.0f'}} {name}"
+            return f"{count / unit:{'.3g' if count < 999.5 * unit else '.0f'}} {name}"
     return f"{count:.0f} B"

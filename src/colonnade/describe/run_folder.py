@@ -198,6 +198,10 @@ def _facts(folder: Path, names: set[str], where: str, flaws: list[str]) -> Line:
 
 def _text(path: Path, flaws: list[str]) -> str | None:
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            # Whoever reads a pipe waits for somebody to write into it.
+            flaws.append(f"{path.name} cannot be read (it is no regular file)")
+            return None
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         flaws.append(f"{path.name} cannot be read ({error.strerror})")

@@ -15,7 +15,7 @@ import optuna
 from optuna.study import StudyDirection
 
 from colonnade.describe.whole_file import write_whole
-from colonnade.errors import Problem, check
+from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.sweeps.board import Board, Unwatched, Watcher
 from colonnade.sweeps.command import Command
 from colonnade.sweeps.objective import check_importable
@@ -83,13 +83,20 @@ def _quiet_optuna() -> Iterator[None]:
 
 def open_study(folder: Path) -> optuna.Study:
     """The study in a folder, to look at."""
+    fix = "Name a folder that colonnade sweep has made, such as studies/NAME"
     try:
         says = json.loads((folder / STUDY_FILE).read_text())
-    except (OSError, ValueError) as error:
-        rule = f"is not the folder of a study ({error})"
-        fix = "Name a folder that colonnade sweep has made, such as studies/NAME"
-        check("report", [Problem("STUDY", str(folder), rule, fix)])
-    return optuna.load_study(study_name=says["study"], storage=open_storage(says["storage"], folder))
+        name, url = says["study"], says["storage"]
+        if not isinstance(name, str) or not isinstance(url, str | None):
+            raise TypeError("a name and a storage are texts")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        rule = f"is not the folder of a study ({type(error).__name__}: {error})"
+        raise InvalidArgument("report", [Problem("STUDY", str(folder), rule, fix)]) from None
+    try:
+        return optuna.load_study(study_name=name, storage=open_storage(url, folder))
+    except KeyError:
+        rule = f"is the folder of a study {name!r}, which its storage does not have"
+        raise InvalidArgument("report", [Problem("STUDY", str(folder), rule, fix)]) from None
 
 
 def _study(sweep: CheckedSweep, storage: optuna.storages.BaseStorage) -> optuna.Study:

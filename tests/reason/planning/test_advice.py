@@ -4,7 +4,9 @@ from colonnade.reason.simulator.memory_need import Need
 
 
 def predicted(step, **parts):
-    return Prediction(step, 8 / step, 0.5, 100, parts.pop("moved", 0), parts.pop("busiest", 10), **parts)
+    return Prediction(
+        step, 8 / step if step else 0.0, 0.5, 100, parts.pop("moved", 0), parts.pop("busiest", 10), **parts
+    )
 
 
 ONE, TWO = Plan(batch=8), Plan(batch=8, data=2)
@@ -25,6 +27,11 @@ def test_using_several_says_how_much_faster():
     assert "one device is too small" in advice(TWO, predicted(0.5), None, None)
 
 
+def test_what_takes_no_time_is_not_divided_by():
+    assert "would take as long" in advice(ONE, predicted(0.0), predicted(0.0), (TWO, predicted(0.0)))
+    assert "0 us" in advice(TWO, predicted(0.0), predicted(0.0), None)
+
+
 def test_a_plan_for_other_software_says_so():
     wide = Plan(batch=8, width=2)
     assert "It is for other software" in advice(wide, predicted(0.5), predicted(1.0), None)
@@ -35,6 +42,8 @@ def test_each_part_of_a_step_can_be_the_reason():
     staged = Plan(batch=8, stage=2, micro_batches=2)
     assert "stages wait" in why_slower(staged, predicted(2.0, compute=1.0, waiting=1.0), TWO, least)
     assert "replicas wait" in why_slower(TWO, predicted(2.0, compute=1.0, waiting=1.0), TWO, least)
+    late = Plan(batch=8, data=2, sync="asynchronous")
+    assert "each other's updates" in why_slower(late, predicted(2.0, compute=1.0, waiting=1.0), TWO, least)
     assert "the update takes" in why_slower(TWO, predicted(2.0, compute=1.0, update=1.0), TWO, least)
     assert "adding up" in why_slower(TWO, predicted(2.0, compute=1.0, reduction=1.0, busiest=0), TWO, least)
     assert "one device for the work" in why_slower(ONE, predicted(2.0, compute=2.0), TWO, least)

@@ -93,13 +93,15 @@ def test_what_is_kept_is_set_on_the_plan():
         {"chunks": 2},
         {"variables": "shared"},
         {"sharded": ["slots"]},
+        {"sharded": "gradients"},
         {"stage": 2, "micro_batches": 6},
         {"alpha": 0.5},
         {"micro_batches": 4, "data": 4},
     ):
         plan = choose(box, work, keep=keep)
         for name, value in keep.items():
-            assert getattr(plan, name) == (tuple(value) if isinstance(value, list) else value), keep
+            as_kept = (value,) if value == "gradients" else tuple(value) if isinstance(value, list) else value
+            assert getattr(plan, name) == as_kept, keep
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,81 @@ def test_what_does_not_fit_is_named_with_its_numbers():
     assert "slots" in alone.reason
 
 
+def test_many_devices_are_compared_with_one_that_is_large_enough():
+    """Where hundreds of layouts are possible the one of a single device is among those that are simulated."""
+    plan = choose(Topology.machines(cards(8), 16), decoder(hidden=512, layers=12, heads=8, batch=1024))
+    assert plan.num_devices == 128
+    assert "times as fast as one device" in plan.advice
+    assert "too small" not in plan.advice
+
+
+def test_what_is_kept_makes_no_device_too_small():
+    plan = choose(cards(4), timed([1.0], batch=64), keep={"data": 3})
+    assert plan.num_devices == 3
+    assert "too small" not in plan.advice
+
+
+def test_the_advice_and_the_table_agree_on_one_device():
+    """As many single devices as there are would recompute too: what one of them takes is what counts."""
+    plan = choose(cards(4), decoder(hidden=512, layers=4, heads=8), keep={"recompute": "full"})
+    alone = next(one.predicted for one in plan.candidates if one.layout.startswith("one device"))
+    assert alone.efficiency == pytest.approx(1.0)
+    times = alone.step / plan.predicted.step
+    assert plan.predicted.efficiency == pytest.approx(times / plan.num_devices)
+    assert (
+        f"{times:.3g} times as fast as one device ({plan.predicted.efficiency:.0%} efficiency)" in plan.advice
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "more", "said"),
+    [
+        (1, {}, "a batch of 1 cannot be divided over several"),
+        (64, {"devices": 1}, "no other may be used"),
+        (64, {"keep": {"data": 1, "stage": 1}}, "what is kept leaves nothing on several"),
+        (
+            64,
+            {"keep": {"reduce": "ring"}},
+            "nothing on several can be run: the engine adds up gradients along its own order",
+        ),
+    ],
+)
+def test_where_several_devices_are_no_choice_the_reason_is_told(batch, more, said):
+    plan = choose(cards(4), timed([1.0], batch=batch), **more)
+    assert plan.num_devices == 1
+    assert f"{said}. A step takes" in plan.advice
+
+
+def test_what_takes_no_time_stays_on_one_device():
+    assert choose(cards(4), timed([0.0])).advice.startswith("Stay on one device")
+    hardly = choose(cards(4), timed([1e-40]))  # more examples a second than a plan writes down
+    assert Plan.from_json(hardly.to_json()) == hardly
+
+
+def test_more_than_a_plan_can_hold_is_told_of_the_workload():
+    with pytest.raises(InvalidArgument, match="workload='workload': takes more seconds, or bytes"):
+        choose(cards(2), timed([1e30], batch=1).with_batch(10**6))
+
+
+def test_any_number_of_micro_batches_is_planned_for_in_a_moment():
+    """Of 1F1B in chunks, of GPipe and of unequal micro-batches too, whatever number is kept."""
+    begin = time.process_time()
+    for keep in (
+        {"chunks": 2},
+        {"schedule": "gpipe"},
+        {"micro_batches": 2**20},
+        {"micro_batches": 3 * 2**20},
+    ):
+        plan = choose(cards(2), timed([1e-3] * 4, batch=2**31), keep={"stage": 2, **keep})
+        assert 0 < plan.predicted.step < 2**31 * 4e-3
+    assert time.process_time() - begin < 1.5
+
+
+def test_a_batch_too_large_to_be_written_down_is_told_with_the_largest():
+    with pytest.raises(InvalidArgument, match="at most 2147483648"):
+        choose(cards(4), timed([1.0], batch=2**60))
+
+
 def test_every_layout_that_was_not_taken_has_a_reason():
     plan = choose(machine("dgx1").topology, decoder())
     assert len(plan.candidates) > 10
@@ -211,6 +288,30 @@ def test_slow_links_ask_for_local_training_where_that_is_allowed():
     assert choose(far, work).num_devices == 1
     loose = choose(far, work, keep={"sync": "diloco", "every": 100})
     assert (loose.sync, loose.every, loose.data) == ("diloco", 100, 4)
+
+
+def test_a_pull_that_never_settles_is_not_proposed():
+    """The engine takes an alpha of 0.1 for up to 18 replicas."""
+    work = timed([0.1], batch=640, parameters=8)
+    plan = choose(cards(32), work, keep={"sync": "elastic"})
+    assert not plan.not_runnable
+    assert plan.data == 16
+    assert choose(cards(32), work, keep={"sync": "elastic", "alpha": 0.01}).data == 32
+
+
+def test_a_pipeline_over_machines_is_not_proposed_where_something_can_be_run():
+    """A pipeline of the engine is one machine's; replicas may be on several."""
+    work = timed([0.1] * 4, batch=8, parameters=2**26)
+    work = replace(work, layers=tuple(replace(layer, output=1000) for layer in work.layers))
+    far = Topology.machines(cards(2, memory=2**30), 2, network="1Gb")
+    plan = choose(far, work)
+    assert plan.num_devices == 2
+    piped = next(one for one in plan.candidates if one.layout.startswith("4 stages"))
+    assert piped.predicted.step < plan.predicted.step
+    assert piped.reason.endswith("but cannot be run: a pipeline is for the devices of one machine")
+    kept = choose(far, work, keep={"stage": 4}).advice
+    assert "It is for other software: a pipeline is for the devices of one machine" in kept
+    assert choose(far, work, keep={"sync": "asynchronous", "stage": 1}).num_devices <= 2
 
 
 def test_what_is_kept_is_kept():

@@ -1,5 +1,6 @@
 """Against the search that tries all cuts."""
 
+import time
 from itertools import combinations
 
 import numpy as np
@@ -35,6 +36,15 @@ def test_as_good_as_trying_all_cuts(seed):
     assert slowest(quick) == slowest(exact)
     for k, (begin, end) in enumerate(spans(quick, stages)):
         assert limit is None or (kept[begin:end].sum() + alive[k] * left[begin:end].sum()) <= limit
+
+
+def test_thousands_of_layers_are_dealt_out_in_a_moment():
+    """All sums that stages can have would be millions."""
+    seconds = np.random.default_rng(1).uniform(1.0, 2.0, 3000).tolist()
+    begin = time.process_time()
+    cut = balanced(seconds, [0.0] * 3000, [0.0] * 3000, [1] * 8, None)
+    assert time.process_time() - begin < 0.5
+    assert max(sum(seconds[b:e]) for b, e in spans(cut, 8)) < sum(seconds) / 8 + 2.0
 
 
 def test_every_stage_gets_a_layer():

@@ -12,6 +12,7 @@ from colonnade.reason.simulator.layer_time import (
     addition_seconds,
     cheap_seconds,
     converted,
+    gain,
     rate,
     seconds,
     slices,
@@ -41,6 +42,13 @@ def test_examples_that_take_longer_in_larger_batches_take_outside_what_they_took
     assert timed(steep, 10).forward == 1.0
     assert timed(steep, 15).forward == 2.0
     assert timed(steep, 40).forward == 6.0
+
+
+def test_a_gain_lies_between_those_that_were_measured():
+    """However far apart they are: as a difference they would cancel out to nothing."""
+    far = LayerCost("a", timings=(Timing(10, 1.0, 2.0, 1e20), Timing(20, 1.0, 2.0, 1e-9)))
+    assert gain(far, 20) == 1e-9
+    assert gain(far, 5) == 1e20
 
 
 def test_flops_and_bytes_without_timings():
@@ -135,10 +143,17 @@ def test_a_device_of_which_nothing_is_known_is_named():
         seconds(work, work.layers[0], Device("nobody knows"), 1)
 
 
-def test_cheap_activations_cost_their_flops():
-    layer = LayerCost("a", flops=100.0, activations=10, cheap=5, cheap_flops=25.0)
-    work = Workload.of([layer, ("none", 0.0, 1)], batch=1)
-    assert cheap_seconds(work, layer, Device(V100), 1) == pytest.approx(
-        seconds(work, layer, Device(V100), 1).forward / 4
-    )
+def test_cheap_activations_cost_their_flops_and_being_written_and_read_again():
+    """Attention has few FLOPs and most of the bytes of a block: to make it again is to move these."""
+    layer = LayerCost("a", flops=1e12, activations=10**9, cheap=8 * 10**8, cheap_flops=1e10)
+    work = Workload.of([layer, ("none", 0.0, 1)], batch=1, pace=1.5)
+    products, moving = 2 * 1e10 / (15.7e12 * 0.803), 2 * 2 * 8e8 / 900e9
+    assert cheap_seconds(work, layer, Device(V100), 2) == pytest.approx(1.5 * (products + moving))
+    assert cheap_seconds(work, work.layers[1], Device(V100), 1) == 0.0
+
+
+def test_cheap_activations_of_a_layer_that_was_timed_take_their_part_of_its_flops():
+    layer = LayerCost("a", 100.0, activations=10, cheap=5, cheap_flops=25.0, timings=(Timing(1, 4.0, 8.0),))
+    work = Workload.of([layer, LayerCost("b", timings=(Timing(1, 1.0, 1.0),))], batch=1)
+    assert cheap_seconds(work, layer, Device(V100), 1) == 1.0
     assert cheap_seconds(work, work.layers[1], Device(V100), 1) == 0.0

@@ -1,5 +1,6 @@
 """What fits: against published formulas."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from colonnade.describe.layer_cost import LayerCost
 from colonnade.describe.plan import Plan
 from colonnade.describe.workload import Workload
-from colonnade.reason.schedules.schedule import SCHEDULES, alive
+from colonnade.reason.schedules.schedule import SCHEDULES, alive, interleaved
 from colonnade.reason.simulator.memory_need import alive_of, kept_of, needs
 
 
@@ -64,6 +65,17 @@ def test_what_is_alive_is_that_of_the_schedule(stages):
     for name, schedule in SCHEDULES.items():
         for number in (1, 2, 3, 7, 20):
             assert alive_of(name, stages, number) == alive(schedule(stages, number))
+    for chunks in (2, 3, 5):
+        ever = alive_of("1f1b", stages, 4 * stages, chunks)
+        assert ever == alive_of("1f1b", stages, 2**31 * stages, chunks)
+        tasks = (task for slot in interleaved(stages, 9 * stages, chunks) for task in slot)
+        kept = Counter[int]()
+        most = Counter[int]()
+        for task in tasks:
+            device = task.stage % stages
+            kept[device] += -1 if task.backward else 1
+            most[device] = max(most[device], kept[device])
+        assert ever == tuple(most[device] for device in range(stages))
 
 
 def test_uneven_batches_round_up():

@@ -58,6 +58,17 @@ def test_overlap_hides_what_comes_up_early():
     assert beside.reduction == pytest.approx(0.01, rel=0.1)  # the last layer's
 
 
+def test_sums_over_micro_batches_leave_in_the_last_backward_pass():
+    """As DDP does it: four passes without a reduction, and the layers' sums in the fourth."""
+    work = timed([0.1] * 10, parameters=400_000_000)
+    plan = Plan(batch=8, data=2, micro_batches=4, reduce="ring")
+    apart = simulate(cards(2), work, plan, replace(QUIET, overlap=False))
+    beside = simulate(cards(2), work, plan, QUIET)
+    last = 0.5 / 4 * 2 / 3
+    assert apart.reduction == pytest.approx(0.1, rel=0.02)
+    assert beside.reduction == pytest.approx(0.1 - last * 9 / 10, rel=0.1)
+
+
 def test_local_training_pays_for_a_join_once_in_a_while():
     work = timed([0.1], parameters=4 * 10**9)
     every = [simulate(cards(2), work, Plan(batch=8, data=2, sync="local", every=n), QUIET) for n in (1, 10)]

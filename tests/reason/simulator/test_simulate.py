@@ -80,6 +80,14 @@ def test_a_race_is_told_of_the_devices_of_the_plan():
     assert simulate(cards(4), timed([0.1] * 4), plan, QUIET, events=False).timeline.events == ()
 
 
+def test_the_parts_of_a_race_add_up_where_devices_were_drawn_fast():
+    work, plan = timed([1.0], overhead=0.01), Plan(batch=8, data=2, sync="asynchronous")
+    for seed in range(8):
+        done = simulate(cards(2), work, plan, replace(QUIET, jitter=0.5), seed=seed)
+        parts = done.compute + done.waiting + done.reduction + done.update + done.overhead
+        assert parts == pytest.approx(done.step)
+
+
 def test_jitter_makes_replicas_wait_and_repeats_by_its_seed():
     work, plan = timed([1.0]), Plan(batch=8, data=8)
     once, again, other = (simulate(cards(8), work, plan, seed=seed).step for seed in (1, 1, 2))

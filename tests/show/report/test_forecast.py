@@ -16,6 +16,13 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
     ]
 
 
+def test_memory_of_which_a_part_is_not_known_is_not_compared(tmp_path):
+    """Without what layers keep it would look far too small; a plan says that it is not known."""
+    for known in (True, False):
+        run = read_run(run_folder(tmp_path / str(known), predicted={**PREDICTED, "memory_known": known}))
+        assert ("memory of the fullest device" in [row[0] for row in forecast(run)]) == known
+
+
 def test_without_a_prediction_or_with_half_of_one_and_without_lines(tmp_path):
     assert forecast(read_run(run_folder(tmp_path / "a"))) == []
     bare = read_run(run_folder(tmp_path / "b", predicted={"step": 0.005, "memory": "?"}, steps=0))

@@ -48,6 +48,24 @@ def test_how_it_is(tmp_path, how, later, expected):
     assert run_summary.state(run, START + later) == expected
 
 
+def test_what_files_do_not_say_is_not_made_up(tmp_path):
+    """A beginning without a time was in 1970, and a link without an end led to None."""
+    ends = [{"from": "CPU:1", "bytes": 8.0}, {"from": "CPU:1", "to": "CPU:0", "bytes": 8.0}, 3]
+    folder = run_folder(tmp_path / "a", links=ends)
+    (folder / "progress.jsonl").write_text('{"event": "begin", "step": 0}\n')
+    run = read_run(folder)
+    assert run_summary.history(run) == [("at an unknown time", "began at step 0")]
+    assert run_summary.links(run) == {("CPU:1", "CPU:0"): 8.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(59.4, "59.4 s"), (119.7, "2 min 0 s"), (3599.6, "1 h 0 min"), (7199.9, "2 h 0 min")],
+)
+def test_no_minute_has_sixty_seconds(seconds, said):
+    assert run_summary.duration(seconds) == said
+
+
 def test_settings_are_plain(run):
     told = run_summary.settings(run)
     assert told["Optimizer"] == {"kind": "Adam", "learning_rate": "0.001", "amsgrad": "no"}

@@ -15,10 +15,12 @@ def too_large(need: Need, room: int) -> str:
     return f"does not fit: a device needs {size(need.total)} ({parts}) and has {size(room)}"
 
 
-def why_slower(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> str:
-    """Why a layout that fits was not taken."""
+def why_slower(
+    plan: Plan, predicted: Prediction, best: Plan, least: Prediction, blocked: str | None = None
+) -> str:
+    """Why a layout that fits was not taken; `blocked` is why it cannot be run, where more is known."""
     ratio = predicted.step / least.step if least.step else 1.0
-    blocked = plan.not_runnable
+    blocked = plan.not_runnable if blocked is None else blocked
     if blocked and ratio <= 1 + EQUAL:
         return f"would take {longer(ratio)}, but cannot be run: {blocked}"
     if ratio > 1 + EQUAL:
@@ -56,8 +58,7 @@ def cause(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> s
         return f"{duration(predicted.reduction)} of a step go into the reduction of {size(predicted.busiest)}"
     if most == "waiting":
         part = predicted.waiting / predicted.step if predicted.step else 0.0
-        who = "stages wait for each other" if plan.stage > 1 else "replicas wait for the slowest"
-        return f"{who} for {part:.0%} of a step"
+        return f"{_waiting(plan)} for {part:.0%} of a step"
     if most == "update":
         return f"the update takes {duration(predicted.update)}, because {_updaters(plan)}"
     if plan.num_devices < best.num_devices:
@@ -73,26 +74,51 @@ def cause(plan: Plan, predicted: Prediction, best: Plan, least: Prediction) -> s
 
 
 def advice(
-    best: Plan, least: Prediction, alone: Prediction | None, next_best: tuple[Plan, Prediction] | None
+    best: Plan,
+    least: Prediction,
+    alone: Prediction | None,
+    next_best: tuple[Plan, Prediction] | None,
+    missing: str | None = None,
+    blocked: str | None = None,
 ) -> str:
-    """The first line: what to do."""
+    """The first line: what to do.
+
+    Args:
+        best: what was chosen.
+        least: what it takes.
+        alone: what one device takes, if it can.
+        next_best: what else can be run on several devices.
+        missing: why there is nothing to compare with, where it is not that there is one device only, or that
+            one device is too small.
+        blocked: why it cannot be run, where more is known of that than by the plan itself.
+    """
     if best.num_devices == 1:
         if next_best is None:
-            return f"Stay on one device: there is no other. A step takes {duration(least.step)}."
+            why = "there is no other" if missing is None else missing
+            return f"Stay on one device: {why}. A step takes {duration(least.step)}."
         plan, predicted = next_best
-        how = longer(predicted.step / least.step)
+        how = longer(predicted.step / least.step if least.step else 1.0)
         why = f", because {cause(plan, predicted, best, least)}" if predicted.step > least.step else ""
         return f"Stay on one device: {_devices(plan.num_devices)} ({plan.layout}) would take {how}{why}."
     words = f"Use {_devices(best.num_devices)} as {best.layout}: a step takes {duration(least.step)}"
-    if alone is None:
-        words += "; one device is too small"
-    else:
+    if alone is not None and least.step:
         words += (
             f", {alone.step / least.step:.3g} times as fast as one device ({least.efficiency:.0%} efficiency)"
         )
-    if best.not_runnable:
-        words += f". It is for other software: {best.not_runnable}"
+    elif alone is None:
+        words += "; one device is too small" if missing is None else missing
+    blocked = best.not_runnable if blocked is None else blocked
+    if blocked:
+        words += f". It is for other software: {blocked}"
     return words + "."
+
+
+def _waiting(plan: Plan) -> str:
+    if plan.stage > 1:
+        return "stages wait for each other"
+    if plan.sync == "asynchronous":
+        return "devices wait for each other's updates"
+    return "replicas wait for the slowest"
 
 
 def _updaters(plan: Plan) -> str:

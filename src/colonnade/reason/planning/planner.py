@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from colonnade.describe import fields as fields_of
-from colonnade.describe.plan import RULES, SHARDABLE, SYNCS, Candidate, Plan
+from colonnade.describe.fields import amiss
+from colonnade.describe.plan import PREDICTION_RULES, RULES, SHARDABLE, SYNCS, Candidate, Plan
 from colonnade.describe.topology import Topology
 from colonnade.describe.workload import Workload
 from colonnade.errors import InvalidArgument, Problem, check
@@ -35,6 +36,8 @@ ALIKE, NEAR, NUMBERS = 1.01, 1.15, 2
 HOPELESS = 8.0
 # A plan for more devices has no timeline, which nobody could look at.
 DRAWN = 64
+# A step of more tasks than this is not simulated as a whole, which would take minutes.
+WHOLE = 2**17
 # How many of those that were not taken a plan keeps.
 KEPT = 40
 KEEPABLE = tuple(
@@ -85,6 +88,8 @@ def choose(
     '4 replicas, mirrored'
     """
     settled = {name: tuple(v) if isinstance(v, list) else v for name, v in (keep or {}).items()}
+    if isinstance(settled.get("sharded"), str):
+        settled["sharded"] = (settled["sharded"],)
     check("plan()", _problems(topology, workload, devices, settled))
     topology, workload = known_topology(topology), known_workload(workload)
     most = devices or len(topology)
@@ -95,10 +100,15 @@ def choose(
     if not fitting:
         raise InvalidArgument("plan()", [_nothing_fits(looked)])
     chosen = _shortlist(topology, workload, fitting, runtime, beam)
-    alone = _alone(topology, workload, runtime)
+    alone = _alone(topology, workload, [one.plan for one in chosen if one.plan.num_devices == 1], runtime)
     ranked = [(one.plan, predicted_of(topology, workload, one.plan, runtime, alone)) for one in chosen]
+    ranked = [pair for pair in ranked if not any(amiss(PREDICTION_RULES, vars(pair[1])))]
+    if not ranked:
+        rule = "takes more seconds, or bytes, than a plan can have, in every layout"
+        fix = "Look over its costs, and the links"
+        raise InvalidArgument("plan()", [Problem("workload", workload.name, rule, fix)])
     ranked.sort(key=lambda pair: (pair[1].step, pair[0].num_devices))
-    runnable = [pair for pair in ranked if not pair[0].not_runnable] or ranked
+    runnable = [pair for pair in ranked if not _blocked(topology, pair[0])] or ranked
     least = runnable[0][1].step
     best, predicted = min(
         (pair for pair in runnable if pair[1].step <= least * (1 + EQUAL)),
@@ -111,16 +121,23 @@ def choose(
     )
     single = next((p for plan, p in ranked if plan.num_devices == 1), None)
     # What one device is compared with: the fewest devices beyond it, in their best layout.
-    several = [pair for pair in others if pair[0].num_devices > 1 and not pair[0].not_runnable]
+    several = [pair for pair in others if pair[0].num_devices > 1 and not _blocked(topology, pair[0])]
     next_best = min(several, key=lambda pair: (pair[0].num_devices, pair[1].step), default=None)
-    listed = [Candidate(plan.layout, why_slower(plan, p, best, predicted), p) for plan, p in others[:KEPT]]
+    listed = [
+        Candidate(plan.layout, why_slower(plan, p, best, predicted, _blocked(topology, plan)), p)
+        for plan, p in others[:KEPT]
+    ]
     fitted = {_kind(one.plan) for one in fitting}
     unfit = {_kind(one.plan): one for one in looked if _kind(one.plan) not in fitted}
     listed += [Candidate(one.plan.layout, _unfitting(one)) for one in list(unfit.values())[:KEPT]]
-    words = advice(best, predicted, single, next_best) + _beside(topology, workload, best)
-    few = best.num_devices <= DRAWN
-    whole = simulate(topology, workload, best, runtime, events=few)
-    predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
+    missing = _missing(topology, most, looked, best, [plan for plan, _ in others], bool(settled))
+    words = advice(best, predicted, single, next_best, missing, _blocked(topology, best))
+    words += _beside(topology, workload, best)
+    timeline = None
+    if best.micro_batches * best.stage * best.chunks <= WHOLE:
+        few = best.num_devices <= DRAWN
+        whole = simulate(topology, workload, best, runtime, events=few)
+        predicted, timeline = whole.prediction(best, alone), whole.timeline if few else None
     return best.with_(predicted=predicted, advice=words, candidates=tuple(listed), timeline=timeline)
 
 
@@ -198,7 +215,7 @@ def _shortlist(
     room = dict.fromkeys((True, False), beam or BEAM)
     for numbers in kinds.values():
         least, first = numbers[0]
-        runnable = not first.plan.not_runnable
+        runnable = not _blocked(topology, first.plan)
         axes = runnable, _axes(first.plan)
         if room[runnable] <= 0 and (axes in axes_seen or least > HOPELESS * rated[0][0]):
             continue
@@ -208,6 +225,8 @@ def _shortlist(
         fewest = min(alike, key=lambda one: one.plan.micro_batches)
         near = [one for took, one in numbers if took <= NEAR * least and one is not fewest]
         chosen += [fewest, *near[:NUMBERS]]
+    if not any(one.plan.num_devices == 1 for one in chosen):  # with which all are compared
+        chosen += [one for _, one in rated if one.plan.num_devices == 1][:1]
     return chosen
 
 
@@ -215,12 +234,29 @@ def _axes(plan: Plan) -> Any:
     return plan.data > 1, plan.stage > 1, plan.width > 1, plan.num_devices
 
 
-def _alone(topology: Topology, workload: Workload, runtime: Runtime) -> float:
-    """Seconds of the same batch on one device, the fastest, whether it fits there or not."""
-    devices = arranged(topology, workload, 1, 1, 1)
-    return simulate(
-        topology, workload, Plan(batch=workload.batch, devices=devices), runtime, events=False
-    ).step
+def _alone(topology: Topology, workload: Workload, plans: list[Plan], runtime: Runtime) -> float:
+    """Seconds of the same batch on one device, in the best layout that fits there; if none does, on the
+    fastest device as if it did."""
+    plans = plans or [Plan(batch=workload.batch, devices=arranged(topology, workload, 1, 1, 1))]
+    return min(simulate(topology, workload, plan, runtime, events=False).step for plan in plans)
+
+
+def _missing(
+    topology: Topology, most: int, looked: list[Looked], best: Plan, others: list[Plan], kept: bool
+) -> str | None:
+    """What the advice says where it has nothing to compare with; None for what it says by itself."""
+    if best.num_devices > 1:
+        return None if any(one.plan.num_devices == 1 for one in looked) else ""
+    if most == 1:
+        return None if len(topology) == 1 else "no other may be used"
+    blocked = next((_blocked(topology, plan) for plan in others if plan.num_devices > 1), "")
+    if blocked:
+        return f"nothing on several can be run: {blocked}"
+    if any(one.plan.num_devices > 1 for one in looked):
+        return "nothing on several fits"
+    if kept:
+        return "what is kept leaves nothing on several"
+    return f"a batch of {best.batch} cannot be divided over several"
 
 
 def _unfitting(one: Looked) -> str:
@@ -248,6 +284,20 @@ def _beside(topology: Topology, workload: Workload, best: Plan) -> str:
     unknown = "Whether it fits is not known: the workload does not say what its layers keep"
     parts = [words, unknown if limited and not workload.fits_known else ""]
     return "".join(f" {part}." for part in parts if part)
+
+
+def _blocked(topology: Topology, plan: Plan) -> str:
+    """Why the engine cannot run a plan, in words; empty where it can. Over machines it can less."""
+    ways = (
+        (plan.stage > 1, "a pipeline is"),
+        (plan.sync in ("asynchronous", "elastic"), f"{plan.sync} training is"),
+        (plan.shares == "measured", "measured slices are"),
+    )
+    what = next((words for holds, words in ways if holds), "")
+    if plan.not_runnable or not what:
+        return plan.not_runnable
+    homes = {topology.machine_of(device) for device in plan.devices}
+    return f"{what} for the devices of one machine" if len(homes) > 1 else ""
 
 
 def _clashes(topology: Topology, workload: Workload, most: int, keep: Mapping[str, Any]) -> Iterator[Problem]:

@@ -49,7 +49,8 @@ def estimated(topology: Topology, workload: Workload, plan: Plan, runtime: Runti
     ]
     heaviest = max(sizes)
     reduction = max(all_reduce(group, heaviest, "best") for group in groups)
-    hidden = compute / 2 if runtime.overlap and plan.micro_batches == 1 else 0.0
+    alone = plan.micro_batches == 1 or plan.stage == 1
+    hidden = compute / 2 / plan.micro_batches if runtime.overlap and alone else 0.0
     every = plan.every if plan.sync in ("local", "diloco", "elastic") else 1
     return compute + max(0.0, reduction - hidden) / every + update
 

@@ -125,12 +125,10 @@ def seconds(
     if layer.timings and not workload.flops:
         raise _unknown(workload, device)
     split = width if layer.exchanged else 1
-    ahead = layer.flops * rows / split / _rate(device, workload) if layer.flops else 0.0
     kept = layer.activations if sequence else layer.activations - layer.unsplit
-    moving = 2 * rows * (kept / split + (0 if sequence else layer.unsplit))
-    bandwidth = speeds.of_card(device.name, "memory")
-    ahead += moving / bandwidth if bandwidth else 0.0
-    return Seconds(workload.pace * ahead, workload.pace * BACKWARD * ahead)
+    each = kept / split + (0 if sequence else layer.unsplit)
+    ahead = _untimed(workload, device, rows * layer.flops / split, rows * each)
+    return Seconds(ahead, BACKWARD * ahead)
 
 
 def update_seconds(workload: Workload, device: Device) -> float:
@@ -170,10 +168,19 @@ def slices(
 
 
 def cheap_seconds(workload: Workload, layer: LayerCost, device: Device, rows: float, width: int = 1) -> float:
-    """To recompute what costs little, in the backward pass."""
-    if not layer.flops:
-        return 0.0
-    return seconds(workload, layer, device, rows, width).forward * layer.cheap_flops / layer.flops
+    """To recompute what costs little, in the backward pass: mostly moving what is not kept."""
+    if layer.timings:
+        whole = seconds(workload, layer, device, rows, width).forward
+        return whole * layer.cheap_flops / layer.flops if layer.flops else 0.0
+    split = width if layer.exchanged else 1
+    return _untimed(workload, device, rows * layer.cheap_flops / split, rows * layer.cheap / split)
+
+
+def _untimed(workload: Workload, device: Device, flops: float, kept: float) -> float:
+    """Of so many FLOPs, and of activations of so many bytes, each of which is written once and read once."""
+    products = flops / _rate(device, workload) if flops else 0.0
+    bandwidth = speeds.of_card(device.name, "memory")
+    return workload.pace * (products + (2 * kept / bandwidth if bandwidth else 0.0))
 
 
 def against(workload: Workload, device: Device) -> float | None:

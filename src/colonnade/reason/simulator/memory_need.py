@@ -118,10 +118,14 @@ def alive_of(schedule: str, num_stages: int, num_micro_batches: int, chunks: int
     ((3, 2, 1), (8, 8))
     """
     if chunks == 1:
-        if schedule == "1f1b":  # more micro-batches than stages are never kept
-            num_micro_batches = min(num_micro_batches, num_stages)
-        return alive(SCHEDULES[schedule](num_stages, num_micro_batches))
+        if schedule == "gpipe":
+            return (num_micro_batches,) * num_stages
+        # Of 1F1B more micro-batches than stages are never kept, of one after the other no more than one.
+        needed = {"1f1b": num_stages, "sequential": 1}[schedule]
+        return alive(SCHEDULES[schedule](num_stages, min(num_micro_batches, needed)))
     now, most = [0] * num_stages, [0] * num_stages
+    # Beyond so many a device is at work there and back in turn, and keeps no more.
+    num_micro_batches = min(num_micro_batches, 4 * num_stages)
     for slot in interleaved(num_stages, num_micro_batches, chunks):
         for task in slot:
             device = task.stage % num_stages

@@ -172,7 +172,8 @@ def _one(
     """Seconds beyond the backward pass, bytes in all, bytes over the busiest link, and the hops."""
     members = [plan.device(d, stage) for d in range(plan.data)]
     local = plan.sync in ("local", "diloco", "elastic")
-    overlapped = runtime.overlap and plan.micro_batches == 1 and not local
+    # Sums over micro-batches come up in the last backward pass; pipelines reduce when all are over.
+    overlapped = runtime.overlap and (plan.micro_batches == 1 or plan.stage == 1) and not local
     part = made.ready if overlapped else np.ones_like(made.ready)
     size = float(made.sizes.sum())
     if (plan.sharded or plan.variables == "partitioned") and plan.reduce != "host":

@@ -31,7 +31,7 @@ from colonnade.reason.simulator.pool import capacity_of
 from colonnade.reason.simulator.replicas import Reduction, reduce_replicas
 from colonnade.reason.simulator.runtime import ENGINE, Runtime
 from colonnade.reason.simulator.simulation import Simulation
-from colonnade.reason.simulator.stages import Ran, StageCosts, run, run_shared
+from colonnade.reason.simulator.stages import Ran, StageCosts, exchanged_bytes, run, run_shared
 from colonnade.reason.transfers.cost import all_reduce, copy, group_of
 
 # Steps that are drawn where devices jitter; their mean counts.
@@ -138,7 +138,7 @@ class _PlannedStep:
             update,
             self.workload.overhead,
             round(moved),
-            max(self.busiest, reduction.busiest),
+            max(self.busiest, reduction.busiest, exchanged_bytes(self.parts, self.plan, self.runtime.wire)),
             max((need.total for need in self._needs()), default=0),
             self.workload.fits_known,
         )
@@ -241,7 +241,7 @@ class _PlannedStep:
         group = group_of(self.topology, members, self._sharing(members, plan.data * plan.stage))
         size = layer.exchanged * self.rows[data] * self.runtime.wire
         if data == 0:
-            times = plan.micro_batches * (3 if plan.recompute == "full" else 2) * plan.data
+            times = plan.micro_batches * (3 if plan.recompute in ("full", "stage") else 2) * plan.data
             self.moved += round(2 * (plan.width - 1) * size * times)
         return layer.exchanges * all_reduce(group, size / layer.exchanges, "best")
 
@@ -311,10 +311,8 @@ class _PlannedStep:
             seconds.append((costs.forward[0] + costs.backward[0]) * pace)
             forwards.append(costs.forward[0] * pace)
         first = plan.device(0)
-        ways = [
-            copy(self.topology.links[first][plan.device(d)], self.workload.parameters)
-            for d in range(plan.data)
-        ]
+        links = self.topology.links[first]
+        ways = [copy(links[plan.device(d)], self.workload.parameters) for d in range(plan.data)]
         update = layer_time.update_seconds(self.workload, self.topology.devices[first])
         raced = modes.race_of(
             seconds,
@@ -328,11 +326,13 @@ class _PlannedStep:
         )
         step = raced.seconds_per_slice * plan.data + self.workload.overhead
         size = self.workload.parameters + self.workload.gradient_bytes
+        rest = step - update - self.workload.overhead
+        busy = min(float(np.mean(seconds)), rest)  # where devices were drawn fast
         return Simulation(
             step,
             Timeline(tuple(map(self._placed, raced.events)) if self.events else ()),
-            float(np.mean(seconds)),
-            max(0.0, step - float(np.mean(seconds)) - update - self.workload.overhead),
+            busy,
+            rest - busy,
             0.0,
             update,
             self.workload.overhead,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from colonnade.describe.fields import LARGEST
 from colonnade.describe.plan import Plan, Prediction
 from colonnade.describe.timeline import Timeline
 
@@ -27,7 +28,7 @@ class Simulation:
         """As a plan keeps it; `alone` are the seconds of the same batch on one device."""
         return Prediction(
             step=self.step,
-            examples_per_second=plan.batch / self.step if self.step else 0.0,
+            examples_per_second=min(plan.batch / self.step, LARGEST) if self.step else 0.0,
             efficiency=alone / (plan.num_devices * self.step) if self.step else 0.0,
             memory=self.memory,
             moved=self.moved,

@@ -8,6 +8,8 @@ carries one message at a time.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from colonnade.describe.layer_cost import LayerCost
+from colonnade.describe.plan import Plan
 from colonnade.reason.schedules.schedule import Slot, StageTask, needed
 from colonnade.reason.simulator.pool import share
 
@@ -24,6 +26,21 @@ class StageCosts:
     onward: tuple[float, ...]  # from stage k to k + 1; the gradient takes as long the other way
     num_devices: int  # stage k is on device k modulo this
     again: tuple[float, ...] = ()  # of the way back: what is recomputed before anything must have arrived
+
+
+def exchanged_bytes(parts: Sequence[Sequence[LayerCost]], plan: Plan, wire: float = 1.0) -> int:
+    """What one of the devices that layers are split over sends to the next in a step, in the busiest stage.
+
+    >>> wide = LayerCost("wide", exchanged=100, exchanges=1)
+    >>> exchanged_bytes([[wide, wide]], Plan(batch=8, width=2))  # there and back, a whole batch of two layers
+    3200
+    """
+    if plan.width == 1:
+        return 0
+    layers = [[one for k in range(s, len(parts), plan.stage) for one in parts[k]] for s in range(plan.stage)]
+    most = max(sum(layer.exchanged for layer in stage) for stage in layers)
+    times = 3 if plan.recompute in ("full", "stage") else 2
+    return round(2 * (plan.width - 1) / plan.width * most * wire * times * plan.batch / plan.data)
 
 
 def run(slots: Iterable[Slot], costs: StageCosts, paces: Sequence[float] | None = None) -> list[Ran]:

@@ -3,7 +3,8 @@
 With n devices, S bytes on each and a ring of bandwidth B:
 
     ring          2 (n - 1) / n * S / B       reduce-scatter, then all-gather; 2 (n - 1) steps of latency
-    tree          2 * S / B                   few steps of latency; half the bandwidth at a time
+    tree          2 * S / B                   few steps of latency; half the bandwidth at a time, and less of
+                                              it for messages of medium size
     scatter       as the ring                 its two halves, with the update in between
     hierarchical  inside machines, then between one device of each, then inside again
 
@@ -19,6 +20,15 @@ from colonnade.describe import speeds
 from colonnade.describe.link import Link
 from colonnade.describe.topology import Topology
 from colonnade.reason.transfers.rings import ring_bandwidth
+
+# Trees do not follow the formula for messages of medium size. The part of its bandwidth that they reach
+# there is what the tuner of NCCL takes: for 64 bytes, and each power of two from there on (the table
+# treeCorrectionFactor, Simple, in src/graph/tuning.cc). Larger messages than the last follow the formula.
+TREE_FROM = 64
+TREE_REACHES = (
+    *(0.9,) * 7,
+    *(0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,8 @@ def all_reduce(group: Group, size: float, how: str = "ring") -> float:
         hops = ceil(log2(group.machines)) if group.machines > 1 else 0
         local = group.local - 1
         latency = _base(group) + 2 * (local * group.step + hops * group.network_step)
-        return latency + 2 * size / (group.bandwidth * speeds.figure("tree", "factor"))
+        reached = group.bandwidth * speeds.figure("tree", "factor") * _tree_reaches(size)
+        return latency + 2 * size / reached
     if how == "hierarchical" and group.machines > 1:
         return _hierarchical(group, size)
     steps = 2 * (group.size - 1)
@@ -177,6 +188,17 @@ def _hierarchical(group: Group, size: float) -> float:
     outer = Group(group.machines, group.machines, group.net(local), group.inside, 0.0, group.network_step)
     scattered = reduce_scatter(inner, size) + all_gather(inner, size)
     return scattered + all_reduce(outer, size / local)
+
+
+def _tree_reaches(size: float) -> float:
+    """The part of its bandwidth that a tree reaches with messages of this size; between powers of two a line.
+
+    >>> _tree_reaches(16 * 2**20), _tree_reaches(24 * 2**20) == _tree_reaches(16 * 2**20)
+    (0.7, True)
+    """
+    at = min(max(log2(size / TREE_FROM), 0.0), len(TREE_REACHES) - 1)
+    low = min(int(at), len(TREE_REACHES) - 2)
+    return TREE_REACHES[low] + (at - low) * (TREE_REACHES[low + 1] - TREE_REACHES[low])
 
 
 def _part(count: int, times: int) -> float:

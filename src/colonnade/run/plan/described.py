@@ -2,11 +2,11 @@
 
 import json
 
-from colonnade.describe.plan import RULES
 from colonnade.describe.topology import Topology
 from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.cards import detect
 from colonnade.hardware.recorded import recorded
+from colonnade.reason.planning.planner import KEEPABLE
 from colonnade.run.plan.planning import here
 
 
@@ -38,8 +38,8 @@ def kept(settings: list[str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
-        if not equals or name not in RULES:
-            rule = f"must be name=value, with a name among {', '.join(RULES)}"
+        if not equals or name not in KEEPABLE or name in values:
+            rule = f"must be name=value, each name once, of {', '.join(KEEPABLE)}"
             raise InvalidArgument("plan", [Problem("--keep", setting, rule, "Try --keep stage=1")])
         try:
             values[name] = json.loads(value)

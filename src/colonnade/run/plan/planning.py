@@ -12,6 +12,9 @@ from colonnade.hardware.cards import detect
 from colonnade.hardware.cores import cores
 from colonnade.reason.planning.planner import choose
 
+# Virtual devices that are described at once: all pairs of them have a link.
+MOST_VIRTUAL = 2**10
+
 
 def plan(
     loss: Any,
@@ -76,7 +79,7 @@ def here(devices: int | None = None) -> Topology:
     machine = detect()
     if machine.cards:
         return machine.topology
-    return virtual(devices if is_whole(devices, 1, 2**16) else cores(), cores())
+    return virtual(devices if is_whole(devices, 1, MOST_VIRTUAL) else cores(), cores())
 
 
 def virtual(count: int, num_cores: int) -> Topology:

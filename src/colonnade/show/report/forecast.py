@@ -9,7 +9,10 @@ from colonnade.show.report.run_summary import links
 
 def forecast(run: Run) -> list[list[str]]:
     """Rows of a name, what was predicted, what was measured, and their ratio; none without a prediction."""
-    predicted = {name: number(value) for name, value in inner(run.facts, "predicted").items()}
+    told = inner(run.facts, "predicted")
+    predicted = {name: number(value) for name, value in told.items()}
+    if told.get("memory_known") is False:  # what layers keep is not in it
+        predicted.pop("memory", None)
     steps = [value for value in run.column("seconds_per_batch") if value]
     rates = [value for value in run.column("examples_per_second") if value]
     held = [

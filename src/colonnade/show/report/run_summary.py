@@ -82,14 +82,14 @@ def moment(time: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds as people say them.
 
-    >>> duration(0.5), duration(75), duration(7260)
-    ('0.5 s', '1 min 15 s', '2 h 1 min')
+    >>> duration(0.5), duration(75), duration(119.7), duration(7260)
+    ('0.5 s', '1 min 15 s', '2 min 0 s', '2 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    if (whole := round(seconds)) < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def stall(run: Run) -> float:
@@ -221,7 +221,8 @@ def _last(run: Run, name: str) -> str:
 
 def history(run: Run) -> list[tuple[str, str]]:
     """When it began, went on and ended; a moment and words for each."""
-    return [(moment(time), words) for time, words in sorted(_told(run))]
+    told = sorted(_told(run))
+    return [(moment(time) if time else "at an unknown time", words) for time, words in told]
 
 
 def _told(run: Run) -> Iterator[tuple[float, str]]:
@@ -301,9 +302,11 @@ def links(run: Run) -> Mapping[tuple[str, str], float]:
     listed: Any = run.facts.get("links")
     amounts: dict[tuple[str, str], float] = {}
     for link in listed if isinstance(listed, list) else []:
-        amount = number(link.get("bytes")) if isinstance(link, dict) else None
-        if amount is not None:
-            amounts[str(link.get("from")), str(link.get("to"))] = amount
+        if not isinstance(link, dict):
+            continue
+        source, target, amount = link.get("from"), link.get("to"), number(link.get("bytes"))
+        if isinstance(source, str) and isinstance(target, str) and amount is not None:
+            amounts[source, target] = amount
     return amounts
 
 
