@@ -93,12 +93,12 @@ class Pushes:
 
     def _apply(self, specs: Sequence[Any], present: Sequence[Any]) -> Callable[..., Any]:
         """The optimizer's update with the gradients that are there."""
-        optimizer = self._optimizer
-        trained = [p for p, spec in zip(as_keras(self._parameters), specs, strict=True) if spec is not None]
+        optimizer, trained = self._optimizer, as_keras(self._parameters)
 
         def apply(step: Any, *tensors: Any) -> Any:
             scales, flat = tensors[: int(self._scaled)], tensors[int(self._scaled) :]
-            gradients = tf.nest.pack_sequence_as(present, flat, expand_composites=True)
+            given = iter(tf.nest.pack_sequence_as(present, flat, expand_composites=True))
+            gradients = [None if spec is None else next(given) for spec in specs]
             for read in scales:  # the optimizer divides by its scale of now
                 gradients = [divided(gradient, read / self.factor()) for gradient in gradients]
             with by_global_step(optimizer, step):
