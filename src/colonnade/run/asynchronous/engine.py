@@ -63,6 +63,7 @@ class AsynchronousEngine:
         self._slicings: dict[Hashable, Slicing] = {}
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
+        self._shown: dict[Any, Any] = {}  # by ref, the values of states that the user was last shown
         self._running = self._paused = False
         self._pause = ExitStack()  # gives back the locks that are held while devices rest
         with tf.device("/device:CPU:0"):
@@ -192,6 +193,8 @@ class AsynchronousEngine:
             counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
         if self._worked and self._calls.housed.states:
             self._settle_states()
+        states = self._calls.housed.shared_states()
+        self._shown = {state.original.ref(): state.original.read_value() for state in states}
 
     def _settle_states(self) -> None:
         assert self._calls is not None
@@ -210,17 +213,20 @@ class AsynchronousEngine:
         self._settles[key]()
 
     def enter(self) -> None:
-        """What the user assigned to variables counts: parameters at once, states when devices begin."""
+        """What the user assigned to variables counts."""
         if self._calls is None:
             return
         for ref, counter in self._calls.pushes.counters.items():
             if int(ref.deref()) != self.steps:
                 self.steps = int(ref.deref())
                 counter.assign(ref.deref())
+        self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
         if self._running:
+            shown = self._shown.items()
+            assigned = {ref for ref, value in shown if not _same(ref.deref().read_value(), value)}
+            self._calls.housed.restore_states(only=assigned)  # the others go on from what each device has
             self._go_on()
         else:
-            self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
             self._calls.housed.restore_states()
             self._worked = set()
 
@@ -298,3 +304,9 @@ class AsynchronousEngine:
         read, sent = (float(sum(map(num_bytes, tensors))) for tensors in (self.parameters, dense))
         first, *others = self.devices
         return {(first, other): read for other in others} | {(other, first): sent for other in others}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether all is equal; what is not a number is equal to itself."""
+    neither = tf.not_equal(one, one) & tf.not_equal(other, other)
+    return bool(tf.reduce_all(tf.equal(one, other) | neither))

@@ -16,6 +16,11 @@ from colonnade.run.variables.homes import copy_of
 INTEGER = tf.TensorSpec([], tf.int64)
 
 
+def is_count(slot: tf.Variable) -> bool:
+    """Whether an optimizer counts its updates with this variable."""
+    return slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name
+
+
 class Pushes:
     """The calls that apply a gradient, and the counters with which they count updates.
 
@@ -44,9 +49,7 @@ class Pushes:
         self._calls: dict[Hashable, Call] = {}
         # By the ref of the user's, which count steps.
         self.counters: dict[Any, tf.Variable] = {
-            slot.ref(): copy_of(slot, slot.device)
-            for slot in slots
-            if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name
+            slot.ref(): copy_of(slot, slot.device) for slot in slots if is_count(slot)
         }
 
     def steps(self) -> int:
