@@ -1,6 +1,7 @@
 """Gradients as engines handle them: dense, sparse, or none."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
@@ -30,6 +31,15 @@ def test_a_gradient_over_a_weight():
     halved = divided(SPARSE, tf.constant(2.0, tf.float64))
     assert (halved.values.numpy().ravel().tolist(), halved.indices.numpy().tolist()) == ([1.0, 2.0], [0, 2])
     assert [float(divisor(tf.constant(w))) for w in (0.0, 3.0)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_halves_over_a_weight_that_is_none(half):
+    """A hundred thousand is infinite as the one, and 99 840 as the other."""
+    weight = tf.constant(100_001.0)
+    values = divided(tf.constant([32_000.0, -7.0], half), weight)
+    assert values.dtype == half
+    np.testing.assert_array_equal(values, tf.cast(tf.constant([32_000.0, -7.0]) / weight, half))
 
 
 def test_a_sum_of_two_of_which_one_may_be_missing():

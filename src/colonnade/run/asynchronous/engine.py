@@ -25,7 +25,7 @@ from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.raw_call import Call
 from colonnade.run.trace_cut.sync_cut import refusals
-from colonnade.run.variables.aggregation import undone
+from colonnade.run.variables.aggregation import undone, wide
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 WORKED = "worked"  # in a checkpoint: which devices have averages of their own
@@ -204,7 +204,8 @@ class AsynchronousEngine:
 
             def settle() -> list[Any]:
                 def mean(copies: Sequence[tf.Variable]) -> Any:
-                    return tf.add_n([copies[i].read_value() for i in worked]) / len(worked)
+                    values = [wide(copies[i].read_value()) for i in worked]
+                    return tf.cast(tf.add_n(values) / len(worked), copies[0].dtype)
 
                 with tf.control_dependencies(housed.settle_states(mean, everywhere=False)):
                     return [tf.constant(0)]

@@ -35,7 +35,14 @@ def divisor(weight: Any) -> Any:
 
 def divided(gradient: Any, weight: Any) -> Any:
     """A gradient, dense or sparse or None, over a number."""
-    return None if gradient is None else each(lambda g: g / tf.cast(weight, g.dtype), gradient)
+    return None if gradient is None else each(lambda g: _over(g, weight), gradient)
+
+
+def _over(values: Any, weight: Any) -> Any:
+    if values.dtype.size >= 4:
+        return values / tf.cast(weight, values.dtype)
+    # A half float holds few numbers, and none of a batch of a hundred thousand tokens.
+    return tf.cast(tf.cast(values, tf.float32) / tf.cast(weight, tf.float32), values.dtype)
 
 
 def each(fn: Callable[[Any], Any], gradient: Any) -> Any:

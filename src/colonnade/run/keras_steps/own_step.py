@@ -43,6 +43,7 @@ from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
+from colonnade.run.variables.aggregation import mean_of
 from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
@@ -383,4 +384,4 @@ def _mean(values: Sequence[Any], shares: Sequence[float]) -> Any:
     """Of numbers that each slice has of its own, by their sizes; of what has no mean, that of the first."""
     if not values[0].dtype.is_floating:
         return tf.identity(values[0])
-    return tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
+    return mean_of(values, shares)

@@ -281,8 +281,8 @@ def vital(gradient: Any) -> Any:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     # Where the gradient is, which may be large: a part of a layer that is split by width.
     with tf.device(values.device):
-        # Half floats overflow in a sum; their largest value does not.
-        whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+        # Half floats overflow in a sum of their own.
+        whole = tf.reduce_sum(tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
         if whole.dtype == tf.float64:  # what is finite may be too large for what it becomes here
             whole = tf.where(tf.math.is_finite(whole), tf.zeros_like(whole), whole)
     return tf.cast(whole, tf.float32)
