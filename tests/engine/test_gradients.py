@@ -46,6 +46,9 @@ def test_a_sum_of_two_of_which_one_may_be_missing():
     assert plus(None, None) is None
     assert plus(None, SPARSE) is SPARSE
     np.testing.assert_array_equal(plus(SPARSE, tf.ones([3, 1])), [[3.0], [1.0], [5.0]])
+    both = plus(SPARSE, SPARSE)  # as a tape adds them up: an optimizer takes each row by itself
+    assert both.indices.numpy().tolist() == [0, 2, 0, 2]
+    np.testing.assert_array_equal(both.values, [[2.0], [4.0], [2.0], [4.0]])
 
 
 def test_the_plain_tensors_of_those_that_there_are():

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
+from colonnade.run.move.reduce import add
 
 
 def slice_specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
@@ -53,10 +54,12 @@ def each(fn: Callable[[Any], Any], gradient: Any) -> Any:
 
 
 def plus(gradient: Any, extra: Any) -> Any:
-    """The sum of two gradients, of which one may be None."""
-    if gradient is None or extra is None:
-        return gradient if extra is None else extra
-    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
+    """The sum of two gradients, of which one may be None; that of two sparse ones has the rows of both."""
+    both = [gradient, extra]
+    sparse = all(isinstance(one, tf.IndexedSlices) for one in both)
+    if sparse and gradient.indices.dtype != extra.indices.dtype:
+        both = [tf.IndexedSlices(g.values, tf.cast(g.indices, tf.int64), g.dense_shape) for g in both]
+    return add(both)
 
 
 def components(gradients: Sequence[Any]) -> list[Any]:
