@@ -38,6 +38,15 @@ def test_numpy_integers_are_whole_numbers():
             ),
             "damping=True: does not go with an optimizer that has use_ema=True",
         ),
+        (
+            lambda: linear(
+                cn.Asynchronous(damping=True),
+                optimizer=keras.optimizers.MultiOptimizer(
+                    keras.optimizers.OptimizerMap(keras.optimizers.SGD(RATE, use_ema=True))
+                ),
+            ),
+            "damping=True: does not go with an optimizer that has use_ema=True",
+        ),
         (lambda: linear(cn.Asynchronous(), variables="mirrored"), "has no meaning with Asynchronous"),
         (lambda: linear(cn.Asynchronous(), variables="partitioned"), "has no meaning with Asynchronous"),
     ],

@@ -1,5 +1,6 @@
 """Steps that follow each other without waiting: how they are fed, looked at, ended and timed."""
 
+import itertools
 import math
 import os
 import signal
@@ -199,3 +200,29 @@ def test_data_that_come_slower_than_they_are_taken_do_not_hold_up_the_main_threa
     trainer.train_on_batch(np.ones(2, "float32"))  # so that nothing is traced meanwhile
     trainer.fit(slow(), log_every=1, callbacks=[look], progress=False)
     assert max(seen) <= 20
+
+
+def test_what_a_callback_assigns_all_devices_take():
+    """A number that the function only reads, and a sum that it changes; device 1 has copies of both."""
+    w, scale = tf.Variable(0.0), tf.Variable(1.0, trainable=False)
+    seen = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.SUM)
+
+    def loss(x):
+        seen.assign_add(float(x.shape[0]))
+        return -w * scale * x
+
+    told = []
+
+    def anneal(record):
+        told.append((float(w), float(seen)))
+        scale.assign(0.0)
+        seen.assign(0.0)
+
+    order = itertools.cycle([("read", 0), ("apply", 0), ("read", 1), ("apply", 1)])
+    sync = cn.Asynchronous(order=order)
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(1.0), devices=2, sync=sync)
+    data = [np.ones(4, "float32")] * 12
+    trainer.fit(iter(data), log_every=4, callbacks=[anneal], progress=False)
+    first, *later = told
+    assert {moved for moved, _ in later} == {first[0]}  # from the first look on the loss is 0
+    assert sum(examples for _, examples in told) == 48 - float(seen)

@@ -1,6 +1,7 @@
 """Gradients as engines handle them: dense, sparse, or none."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
@@ -32,10 +33,22 @@ def test_a_gradient_over_a_weight():
     assert [float(divisor(tf.constant(w))) for w in (0.0, 3.0)] == [1.0, 3.0]
 
 
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_halves_over_a_weight_that_is_none(half):
+    """A hundred thousand is infinite as the one, and 99 840 as the other."""
+    weight = tf.constant(100_001.0)
+    values = divided(tf.constant([32_000.0, -7.0], half), weight)
+    assert values.dtype == half
+    np.testing.assert_array_equal(values, tf.cast(tf.constant([32_000.0, -7.0]) / weight, half))
+
+
 def test_a_sum_of_two_of_which_one_may_be_missing():
     assert plus(None, None) is None
     assert plus(None, SPARSE) is SPARSE
     np.testing.assert_array_equal(plus(SPARSE, tf.ones([3, 1])), [[3.0], [1.0], [5.0]])
+    both = plus(SPARSE, SPARSE)  # as a tape adds them up: an optimizer takes each row by itself
+    assert both.indices.numpy().tolist() == [0, 2, 0, 2]
+    np.testing.assert_array_equal(both.values, [[2.0], [4.0], [2.0], [4.0]])
 
 
 def test_the_plain_tensors_of_those_that_there_are():

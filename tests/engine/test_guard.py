@@ -45,3 +45,24 @@ def test_the_guard_names_device_step_and_variable():
         trainer.train_on_batch(np.ones(4, "float32"), np.array([False, False, False, True]))
     named = caught.value.device, caught.value.step, caught.value.variable
     assert named == ("/device:CPU:1", 2, "w4:0"), HERE
+
+
+@pytest.mark.parametrize(("home", "on_nan"), [("shared", "stop"), ("mirrored", "skip")])
+def test_half_floats_that_overflow_where_slices_are_added_up(home, on_nan):
+    """Of each slice the gradient is 36 000, and the largest half float is 65 504."""
+    w = tf.Variable(tf.zeros([1, 1], "float16"), name="half")
+    trainer = cn.Trainer(
+        lambda x: 1.2 * tf.squeeze(x @ w, 1),
+        keras.optimizers.SGD(0.1),
+        devices=2,
+        variables=home,
+        on_nan=on_nan,
+    )
+    batch = np.full((2, 1), 60_000, "float16")
+    if on_nan == "skip":
+        assert trainer.train_on_batch(batch).skipped == 1
+    else:
+        with pytest.raises(cn.NotFinite) as caught:
+            trainer.train_on_batch(batch)
+        assert caught.value.variable == "half:0"
+    assert w.numpy() == 0.0

@@ -303,3 +303,67 @@ def test_rows_drawn_in_a_loop_or_a_branch_are_of_their_slice(how):
     assert int(tf.reduce_sum(seen)) == 10
     # Half of the batch has drawn each row.
     np.testing.assert_allclose(-table[:, 0], seen.numpy() / 2)
+
+
+@pytest.mark.parametrize(("devices", "home"), [(1, "shared"), (3, "mirrored"), *long((3, "partitioned"))])
+def test_a_penalty_of_some_rows_adds_its_rows(devices, home):
+    """On one device the gradient of both has the rows of both, of which an optimizer takes each by itself."""
+
+    def penalty(table):
+        return tf.reduce_sum(tf.gather(table, [1, 3, 3]) ** 2)
+
+    ids, start = IDS[:, 0], RNG.normal(size=(6, 2))
+    alone, optimizer = tf.Variable(start), keras.optimizers.Adam(0.1)
+    table = tf.Variable(start)
+    trainer = cn.Trainer(
+        lambda ids: tf.reduce_sum(tf.gather(table, ids) ** 2, axis=1),
+        keras.optimizers.Adam(0.1),
+        devices=devices,
+        variables=home,
+        penalty=lambda: penalty(table),
+    )
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.gather(alone, ids) ** 2, axis=1)) + penalty(alone)
+        optimizer.apply([tape.gradient(loss, alone)], [alone])
+        trainer.train_on_batch(ids)
+    np.testing.assert_allclose(table, alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 1])
+def test_what_takes_its_gradient_as_its_value_is_for_one_slice(rows):
+    """The scales of a float8 layer: the sum of two slices would be twice the scale."""
+    layer = keras.layers.Dense(2, dtype="float32", name="quantized")
+    layer.build((None, 2))
+    layer.quantize("float8")
+    trainer = cn.Trainer(
+        lambda x: tf.reduce_sum(layer(x, training=True) ** 2, axis=1), keras.optimizers.SGD(0.01), devices=2
+    )
+    if rows == 1:
+        trainer.train_on_batch(np.ones((1, 2), "float32"))
+        return
+    with pytest.raises(cn.InvalidArgument, match=r"quantized/.*takes its gradient as its value \(float8\)"):
+        trainer.train_on_batch(np.ones((rows, 2), "float32"))
+
+
+@pytest.mark.parametrize("rows", [4, *long(5)])
+def test_fixed_rows_of_a_number_that_varies_with_the_width_and_with_the_batch(rows):
+    """From the second width on a trace does not know how many there are; they are once for every example."""
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(size=(rows, width)) for width in (2, 3, 2)]
+    start = rng.normal(size=[4, 1])
+    tables = [tf.Variable(start), tf.Variable(start)]
+
+    def loss(table, x):
+        rows = tf.tile(tf.range(tf.shape(x)[1]), [tf.shape(x)[0]])
+        read = tf.reshape(tf.gather(table, rows), tf.shape(x))
+        return tf.reduce_mean((read - x) ** 2, axis=1)
+
+    optimizer = keras.optimizers.Adam(0.1)
+    trainer = cn.Trainer(lambda x: loss(tables[1], x), keras.optimizers.Adam(0.1), devices=2)
+    for x in batches:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(tables[0], x))
+        optimizer.apply([tape.gradient(value, tables[0])], tables[:1])
+        trainer.train_on_batch(x)
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-6)

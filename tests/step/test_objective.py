@@ -145,3 +145,44 @@ def test_gradients_are_made_from_the_last_layer_to_the_first_however_a_tape_list
     first = sorted(range(len(listed)), key=objective.made.__getitem__)
     assert [listed[i] for i in first] == sorted(listed, reverse=True)
     assert listed[0] == 6
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_gradient_of_no_rows_is_finite_and_one_bad_number_is_seen(dtype):
+    none = tf.IndexedSlices(tf.zeros([0, 2], dtype), tf.zeros([0], tf.int32), tf.constant([4, 2]))
+    assert np.isfinite(vital(none))
+    assert np.isfinite(vital(tf.fill([9], tf.constant(60_000.0, dtype))))
+    for bad in (np.nan, np.inf, -np.inf):
+        assert not np.isfinite(vital(tf.constant([1.0, bad, 2.0, 3.0], dtype)))
+
+
+@pytest.mark.parametrize("sync", kept(SYNCS, "sync", "local"))
+def test_weights_that_are_trained_are_refused(sync):
+    """The gradient of sum(losses * weights) / sum(weights) has a part from below the line."""
+    w, gate = tf.Variable(1.0), tf.Variable(0.5, name="gate")
+
+    def loss(x):
+        return cn.Weighted(x[:, 0] * w, tf.sigmoid(gate * x[:, 0]))
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=2, sync=SYNCS[sync])
+    with pytest.raises(cn.InvalidArgument, match=r"weights.*depend on gate:0.*tf.stop_gradient"):
+        trainer.train_on_batch(X)
+    assert [float(w), float(gate)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("sync", kept({**SYNCS, "elastic": cn.Elastic(2, 0.1)}, "local", "elastic"))
+def test_whole_numbers_are_not_trained_though_tensorflow_calls_them_trainable(sync):
+    """An average of replicas made zeros of them."""
+    w, order, count = tf.Variable(tf.ones([3])), tf.Variable([2, 0, 1]), tf.Variable(0)
+
+    def loss(x):
+        count.assign_add(1)
+        return tf.reduce_sum(tf.gather(w, order) * x, axis=1)
+
+    way = {**SYNCS, "elastic": cn.Elastic(2, 0.1)}[sync]
+    trainer = cn.Trainer(loss, keras.optimizers.Adam(0.1), devices=2, sync=way)
+    for _ in range(2):
+        trainer.train_on_batch(X)
+    assert order.numpy().tolist() == [2, 0, 1]
+    assert int(count) == 2
+    assert trainer.parameters == [w]

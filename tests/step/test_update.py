@@ -121,3 +121,19 @@ def test_an_apply_gradients_of_its_own_is_called_as_keras_calls_it():
     update.call([tf.constant(g) for g in GRADIENTS], [c.tensor for c in update.captures])
     for variable, before, gradient in zip(variables, parameters(), GRADIENTS, strict=True):
         np.testing.assert_allclose(variable, before - 0.1 * (gradient - gradient.mean()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("home", ["shared", "partitioned"])
+def test_several_optimizers_are_given_all_gradients_also_those_that_are_not_there(home):
+    a, b, c = (keras.Variable(1.0, name=name) for name in "abc")
+    kinds = [keras.optimizers.SGD(1.0), keras.optimizers.SGD(2.0)]
+    optimizer = keras.optimizers.MultiOptimizer(lambda variable: kinds[variable.path != "a"])
+    trainer = cn.Trainer(
+        lambda x: -(a.value + b.value + tf.stop_gradient(c.value + 0.0)) * x,
+        optimizer,
+        devices=2,
+        variables=home,
+    )
+    with pytest.warns(UserWarning, match="Gradients do not exist"):  # Keras says so, as on one device
+        trainer.train_on_batch(np.ones(2, "float32"))
+    assert [float(v) for v in (a, b, c)] == [2.0, 3.0, 1.0]

@@ -105,3 +105,22 @@ def test_assigning_to_one_variable_leaves_the_course_of_the_others(sync):
     (a, b), (with_b_assigned, assigned) = reached(assign=False), reached(assign=True)
     assert a == with_b_assigned
     assert b != assigned
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_replicas_that_are_equal_are_what_they_were_in_half_floats_too(half):
+    """A third is no half float, and three of it are not one."""
+    start = tf.constant(np.linspace(0.5, 3.5, 50), half)
+    w = tf.Variable(start)
+    seen = tf.Variable(start, trainable=False)
+
+    def loss(x):
+        seen.assign(seen + tf.cast(0 * tf.reduce_mean(x), half))
+        return tf.reduce_sum(x * tf.cast(w, "float32"), axis=1)
+
+    for sync in (cn.LocalSGD(1), cn.Synchronous()):  # the states of 2, 1 and 1 examples are averaged in both
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(0.0), devices=3, sync=sync)
+        for _ in range(4):
+            trainer.train_on_batch(np.ones((4, 50), "float32"))
+        for variable in (w, seen):
+            np.testing.assert_array_equal(variable, start)

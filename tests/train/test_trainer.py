@@ -117,6 +117,34 @@ def test_averaged_weights_are_told_apart_where_the_optimizer_was_built_before():
     assert [one.numpy(), other.numpy()] == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.LocalSGD(2), cn.Asynchronous()])
+def test_before_the_first_update_there_is_no_average(sync):
+    w = tf.Variable(3.0)
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+    trainer = cn.Trainer(lambda x: w * x, optimizer, devices=2, on_nan="skip", sync=sync)
+    trainer.train_on_batch(np.full(4, np.nan, "float32"))
+    assert trainer.evaluate(np.ones(4, "float32"), batch_size=4).loss == 3.0
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_each_of_several_optimizers_has_its_averages(built):
+    a, b, c = (keras.Variable(1.0, name=name) for name in "abc")
+    kinds = {
+        "a": keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5),
+        "b": keras.optimizers.SGD(2.0, use_ema=True, ema_momentum=0.5),
+        "c": keras.optimizers.SGD(0.0),
+    }
+    optimizer = keras.optimizers.MultiOptimizer(lambda variable: kinds[variable.path])
+    if built:
+        optimizer.build([c, b, a])
+    trainer = cn.Trainer(lambda x: -(a.value + b.value + c.value) * x, optimizer, devices=2)
+    for _ in range(2):
+        trainer.train_on_batch(np.ones(2, "float32"))
+    # a was 2 and 3, b was 3 and 5.
+    assert trainer.evaluate(np.ones(2, "float32"), batch_size=2).loss == -(2.5 + 4.0 + 1.0)
+    assert [float(v) for v in (a, b, c)] == [3.0, 5.0, 1.0]
+
+
 def test_evaluation_of_what_has_no_weight_is_zero():
     w = tf.Variable(1.0)
     trainer = cn.Trainer(lambda x: cn.Weighted(w * x, tf.zeros_like(x)), keras.optimizers.SGD(), devices=2)

@@ -55,3 +55,15 @@ def test_a_part_of_a_layer_that_is_split_by_width_stays_where_it_is():
     give_home(part, "/device:CPU:5")
     homes = StageHomes(ROWS, {part.ref(): 0}, [part], [])
     assert homes.own(1, [part]) == [part]
+
+
+def test_what_is_only_read_is_kept_with_a_save():
+    """A callback may have changed it: what goes on from there reads what it was."""
+    w, scale = tf.Variable(1.0, name="w"), tf.Variable(2.0, trainable=False, name="scale")
+    count, slot = tf.Variable(0.0, trainable=False), tf.Variable(0.0, trainable=False)
+    captures = trace(lambda x: x * w * scale * slot + count.assign_add(1.0), tf.TensorSpec([])).captures
+    homes = StageHomes(ROWS, {v.ref(): 0 for v in (w, scale, count, slot)}, [w], [slot])
+    homes.at_stage(0, 1, captures)
+    assert homes.constants() == [scale]
+    homes.own(0, [scale])[0].assign(3.0)
+    assert float(homes.current(scale)) == 3.0

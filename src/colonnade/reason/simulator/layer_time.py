@@ -98,7 +98,8 @@ def gain(layer: LayerCost, rows: float) -> float | None:
         return most
     # What a device takes alone and what it takes among others are lines; their quotient is none.
     alone, among = (_line(small, a, large, b, rows) for a, b in ((t0, t1), (t0 / least, t1 / most)))
-    return alone / among
+    low, high = sorted((least, most))
+    return min(max(alone / among, low), high) if among else most
 
 
 def _line(b0: float, t0: float, b1: float, t1: float, rows: float) -> float:

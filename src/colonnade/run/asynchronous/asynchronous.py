@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from colonnade.errors import InvalidArgument, Problem, check, whole
 from colonnade.reason.simulator.staleness import ReadOrApply
 from colonnade.run.asynchronous.engine import AsynchronousEngine
 from colonnade.run.engine.protocols import Settings
+from colonnade.run.step.update import inside
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,7 @@ class Asynchronous:
         yield from ()
 
     def engine(self, settings: Settings) -> AsynchronousEngine:
-        if self.damping and _averages_weights(settings.optimizer):
+        if self.damping and any(getattr(one, "use_ema", False) for one in inside(settings.optimizer)):
             rule = "does not go with an optimizer that has use_ema=True: its average follows undamped weights"
             raise InvalidArgument("Asynchronous()", [Problem("damping", True, rule, "Leave one of them out")])
         return AsynchronousEngine(settings, self.max_staleness, self.damping, self.order)
-
-
-def _averages_weights(optimizer: Any) -> bool:
-    """Whether the optimizer, or the one inside it, keeps an average of the weights."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _averages_weights(inner))

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.asynchronous.push import Pushes
+from colonnade.run.asynchronous.push import INTEGER, Pushes, is_count
 from colonnade.run.asynchronous.slice_call import SliceCall, SliceReport, SliceResults
 from colonnade.run.batch.split import Arguments
 from colonnade.run.engine.gradients import components, divided, divisor, slice_specs
@@ -36,11 +36,14 @@ class DeviceCalls:
     ) -> None:
         self._traces, self._guard, self._devices = traces, guard, devices
         slots = {slot.ref() for slot in traces.slots}
+        of_optimizer = [variable for variable in traced.variables if variable.ref() in slots]
+        # A loss that reads the count of updates is told the global step: the count itself goes by slices.
+        self._counts = [variable for variable in of_optimizer if is_count(variable)]
         # A loss that is scaled reads the scale, which is the optimizer's.
-        scales = [variable for variable in traced.variables if variable.ref() in slots]
+        scales = [variable for variable in of_optimizer if not is_count(variable)]
         # What a device reads when it reads the parameters.
         self.shared = shared = [*traces.parameters, *scales]
-        self.housed = Homes("local", devices, shared, [])
+        self.housed = Homes("local", devices, [*shared, *self._counts], [])
         self.read_parameters = Call(lambda: [v.read_value() for v in shared], [], devices[0])
         self.pushes = Pushes(
             traces.optimizer,
@@ -70,15 +73,18 @@ class DeviceCalls:
         traced = self._traces.objective(spec, i, len(self._devices))
         housed, device = self.housed, self._devices[i]
         bindings = self._bindings(i, traced.captures)
-        own = housed.own(i, self.shared)
+        own, counted = housed.own(i, self.shared), housed.own(i, self._counts)
         states = [state.copies[i] for state in housed.states.values() if not state.random]
         states += housed.assigned.values()
         gradients: list[Any] = []
 
         def compute(*tensors: Any) -> list[Any]:
+            steps, tensors = tensors[: len(step)], tensors[len(step) :]
             read, piece = tensors[: len(own)], tensors[len(own) :]
             with tf.device(device):
                 before = [state.read_value() for state in states]
+                for copy in counted:
+                    copy.assign(tf.cast(steps[0], copy.dtype))
                 for copy, value in zip(own, read, strict=True):
                     copy.assign(value)
                 factor = tf.constant(1.0 / count, tf.float64)
@@ -96,16 +102,18 @@ class DeviceCalls:
                     outputs=[output for output in outputs if output is not None],
                 )
 
+        step = [INTEGER] if counted else []
         read = [tf.TensorSpec(v.shape, v.dtype) for v in own]
         piece = [tf.TensorSpec(c.shape, c.dtype) for c in spec.components()[1:]]
         return SliceCall(
-            call=Call(compute, [*read, *piece], device),
+            call=Call(compute, [*step, *read, *piece], device),
             states=states,
             num_gradients=len(components(gradients)) + (self._scale is not None),
             num_metrics=len(traced.structure.metrics),
             outputs=traced.structure.outputs,
             push=self.pushes.of(gradient_specs(gradients, self._traces.parameters)),
             gradient_bytes=sum(map(num_bytes, components(gradients))),
+            paced=bool(counted),
         )
 
     def _bindings(self, i: int, captures: Sequence[Capture]) -> Bindings:
@@ -113,7 +121,8 @@ class DeviceCalls:
         what wrote them.
         """
         bindings = self.housed.bindings(i, captures)
-        own = zip(self.shared, self.housed.own(i, self.shared), strict=True)
+        told = [*self.shared, *self._counts]
+        own = zip(told, self.housed.own(i, told), strict=True)
         direct = {variable.ref(): copy.handle for variable, copy in own}
         # What the function assigns to a parameter goes where all read, who are one device (see `undone`).
         return bindings | direct | {ref: variable.handle for ref, variable in self.housed.assigned.items()}

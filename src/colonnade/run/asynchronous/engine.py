@@ -25,7 +25,7 @@ from colonnade.run.step.objective import Objective
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.raw_call import Call
 from colonnade.run.trace_cut.sync_cut import refusals
-from colonnade.run.variables.aggregation import undone
+from colonnade.run.variables.aggregation import undone, wide
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 WORKED = "worked"  # in a checkpoint: which devices have averages of their own
@@ -63,6 +63,7 @@ class AsynchronousEngine:
         self._slicings: dict[Hashable, Slicing] = {}
         self._settles: dict[Hashable, Call] = {}
         self._worked: set[int] = set()
+        self._shown: dict[Any, Any] = {}  # by ref, the values of states that the user was last shown
         self._running = self._paused = False
         self._pause = ExitStack()  # gives back the locks that are held while devices rest
         with tf.device("/device:CPU:0"):
@@ -192,6 +193,8 @@ class AsynchronousEngine:
             counter.deref().assign(tf.cast(self.steps, counter.deref().dtype))
         if self._worked and self._calls.housed.states:
             self._settle_states()
+        states = self._calls.housed.shared_states()
+        self._shown = {state.original.ref(): state.original.read_value() for state in states}
 
     def _settle_states(self) -> None:
         assert self._calls is not None
@@ -201,7 +204,8 @@ class AsynchronousEngine:
 
             def settle() -> list[Any]:
                 def mean(copies: Sequence[tf.Variable]) -> Any:
-                    return tf.add_n([copies[i].read_value() for i in worked]) / len(worked)
+                    values = [wide(copies[i].read_value()) for i in worked]
+                    return tf.cast(tf.add_n(values) / len(worked), copies[0].dtype)
 
                 with tf.control_dependencies(housed.settle_states(mean, everywhere=False)):
                     return [tf.constant(0)]
@@ -210,17 +214,20 @@ class AsynchronousEngine:
         self._settles[key]()
 
     def enter(self) -> None:
-        """What the user assigned to variables counts: parameters at once, states when devices begin."""
+        """What the user assigned to variables counts."""
         if self._calls is None:
             return
         for ref, counter in self._calls.pushes.counters.items():
             if int(ref.deref()) != self.steps:
                 self.steps = int(ref.deref())
                 counter.assign(ref.deref())
+        self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
         if self._running:
+            shown = self._shown.items()
+            assigned = {ref for ref, value in shown if not _same(ref.deref().read_value(), value)}
+            self._calls.housed.restore_states(only=assigned)  # the others go on from what each device has
             self._go_on()
         else:
-            self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
             self._calls.housed.restore_states()
             self._worked = set()
 
@@ -298,3 +305,9 @@ class AsynchronousEngine:
         read, sent = (float(sum(map(num_bytes, tensors))) for tensors in (self.parameters, dense))
         first, *others = self.devices
         return {(first, other): read for other in others} | {(other, first): sent for other in others}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether all is equal; what is not a number is equal to itself."""
+    neither = tf.not_equal(one, one) & tf.not_equal(other, other)
+    return bool(tf.reduce_all(tf.equal(one, other) | neither))

@@ -16,6 +16,11 @@ from colonnade.run.variables.homes import copy_of
 INTEGER = tf.TensorSpec([], tf.int64)
 
 
+def is_count(slot: tf.Variable) -> bool:
+    """Whether an optimizer counts its updates with this variable."""
+    return slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name
+
+
 class Pushes:
     """The calls that apply a gradient, and the counters with which they count updates.
 
@@ -44,9 +49,7 @@ class Pushes:
         self._calls: dict[Hashable, Call] = {}
         # By the ref of the user's, which count steps.
         self.counters: dict[Any, tf.Variable] = {
-            slot.ref(): copy_of(slot, slot.device)
-            for slot in slots
-            if slot.shape.rank == 0 and not slot.dtype.is_floating and "iteration" in slot.name
+            slot.ref(): copy_of(slot, slot.device) for slot in slots if is_count(slot)
         }
 
     def steps(self) -> int:
@@ -93,12 +96,12 @@ class Pushes:
 
     def _apply(self, specs: Sequence[Any], present: Sequence[Any]) -> Callable[..., Any]:
         """The optimizer's update with the gradients that are there."""
-        optimizer = self._optimizer
-        trained = [p for p, spec in zip(as_keras(self._parameters), specs, strict=True) if spec is not None]
+        optimizer, trained = self._optimizer, as_keras(self._parameters)
 
         def apply(step: Any, *tensors: Any) -> Any:
             scales, flat = tensors[: int(self._scaled)], tensors[int(self._scaled) :]
-            gradients = tf.nest.pack_sequence_as(present, flat, expand_composites=True)
+            given = iter(tf.nest.pack_sequence_as(present, flat, expand_composites=True))
+            gradients = [None if spec is None else next(given) for spec in specs]
             for read in scales:  # the optimizer divides by its scale of now
                 gradients = [divided(gradient, read / self.factor()) for gradient in gradients]
             with by_global_step(optimizer, step):

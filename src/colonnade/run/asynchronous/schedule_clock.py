@@ -1,11 +1,13 @@
 """Lets a learning-rate schedule count steps where an asynchronous step makes several updates."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from colonnade.run.step.update import inside
 
 
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -28,7 +30,14 @@ def by_global_step(optimizer: Any, step: Any) -> Iterator[None]:
     Asynchronously it makes an update per slice and counts those, which is right for what it keeps
     count of itself, such as the bias of moments.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with ExitStack() as stack:
+        for one in inside(optimizer):
+            stack.enter_context(_paced(one, step))
+        yield
+
+
+@contextmanager
+def _paced(inner: Any, step: Any) -> Iterator[None]:
     kind = keras.optimizers.schedules.LearningRateSchedule
     schedule = next((value for value in vars(inner).values() if isinstance(value, kind)), None)
     if schedule is None:

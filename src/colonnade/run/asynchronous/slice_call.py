@@ -79,10 +79,11 @@ class SliceCall:
     outputs: Any  # the structure of what else the function returned
     push: Call
     gradient_bytes: int = 0  # without those of unknown shape
+    paced: bool = False  # whether it takes the global step, before all else
 
-    def __call__(self, tensors: Sequence[Any]) -> SliceResults:
+    def __call__(self, tensors: Sequence[Any], step: Any = None) -> SliceResults:
         """Compute: from the parameters that the device has read, and the slice."""
-        report, turned, *rest = self.call(*tensors)
+        report, turned, *rest = self.call(*([step] if self.paced else []), *tensors)
         start = len(self.states)
         end = start + self.num_gradients
         return SliceResults(

@@ -81,7 +81,7 @@ class ParameterAccess:
             self._computed[device] = math.inf
             try:
                 with mark(f"slice {name} {step.number}"):
-                    results = call([*parameters, *piece.tensors])
+                    results = call([*parameters, *piece.tensors], step.schedule_step)
                     note(f"turned {name}", results.turned)
             finally:
                 self._computed[device] = time.perf_counter()

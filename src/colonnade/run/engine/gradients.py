@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from colonnade.run.batch.split import Arguments
+from colonnade.run.move.reduce import add
 
 
 def slice_specs(batch: Arguments, counts: Sequence[int]) -> list[Arguments]:
@@ -35,7 +36,14 @@ def divisor(weight: Any) -> Any:
 
 def divided(gradient: Any, weight: Any) -> Any:
     """A gradient, dense or sparse or None, over a number."""
-    return None if gradient is None else each(lambda g: g / tf.cast(weight, g.dtype), gradient)
+    return None if gradient is None else each(lambda g: _over(g, weight), gradient)
+
+
+def _over(values: Any, weight: Any) -> Any:
+    if values.dtype.size >= 4:
+        return values / tf.cast(weight, values.dtype)
+    # A half float holds few numbers, and none of a batch of a hundred thousand tokens.
+    return tf.cast(tf.cast(values, tf.float32) / tf.cast(weight, tf.float32), values.dtype)
 
 
 def each(fn: Callable[[Any], Any], gradient: Any) -> Any:
@@ -46,10 +54,12 @@ def each(fn: Callable[[Any], Any], gradient: Any) -> Any:
 
 
 def plus(gradient: Any, extra: Any) -> Any:
-    """The sum of two gradients, of which one may be None."""
-    if gradient is None or extra is None:
-        return gradient if extra is None else extra
-    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(extra)
+    """The sum of two gradients, of which one may be None; that of two sparse ones has the rows of both."""
+    both = [gradient, extra]
+    sparse = all(isinstance(one, tf.IndexedSlices) for one in both)
+    if sparse and gradient.indices.dtype != extra.indices.dtype:
+        both = [tf.IndexedSlices(g.values, tf.cast(g.indices, tf.int64), g.dense_shape) for g in both]
+    return add(both)
 
 
 def components(gradients: Sequence[Any]) -> list[Any]:

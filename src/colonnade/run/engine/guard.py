@@ -10,7 +10,7 @@ import tensorflow as tf
 from colonnade.errors import NotFinite
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
-from colonnade.run.step.objective import Share
+from colonnade.run.step.objective import Share, stacked, vital
 
 # Begins the message of the assertion that guards an update.
 NOT_FINITE = "colonnade: a loss or gradient is not finite"
@@ -39,9 +39,22 @@ class Guard:
 
     def health(self, share: Share) -> Any:
         """A number for each gradient that must be finite."""
-        if hasattr(self._settings.optimizer, "dynamic_scale"):  # loss scaling looks for infinities itself
-            return tf.zeros([0])
-        return share.health
+        return tf.zeros([0]) if self._looks_itself else share.health
+
+    @property
+    def _looks_itself(self) -> bool:
+        """Whether the optimizer looks for infinities itself, for the scale of the loss."""
+        return hasattr(self._settings.optimizer, "dynamic_scale")
+
+    def of_sums(self, health: Any, gradients: Sequence[Any]) -> Any:
+        """The rows of `health`, of which the first one tells of sums of gradients too.
+
+        Half floats overflow where finite ones are added up: there before any slice, which has a part of it.
+        """
+        halves = [None if g is None or g.dtype.size >= 4 else vital(g) for g in gradients]
+        if self._looks_itself or all(one is None for one in halves):
+            return health
+        return tf.concat([health[:1] + tf.cast(stacked(halves), health.dtype), health[1:]], axis=0)
 
     def guarded(self, watched: Any, write: Callable[[], Any], undo: Callable[[], Any] | None) -> Any:
         """Write, unless something is not finite: 1 if the update was left out, else 0.

@@ -117,7 +117,7 @@ class GroupStep(OwnStep):
         """The logs of a step on so many batches, and the graph that makes one."""
         part = Arguments((self._kind, tf.TensorSpec([], tf.int32), num_batches), {}, NAMES)
         traces = [self._traces.of_replica(part, i, num_batches) for i in range(num_batches)]
-        check("fit()", [*problems(traces), *self._looking()])
+        check("fit()", [*problems(traces), *self._looking(num_batches)])
         bound = [self.copies.bindings(i, traced) for i, traced in enumerate(traces)]
         for traced in traces:
             self.copies.note(traced)

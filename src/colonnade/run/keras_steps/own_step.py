@@ -39,10 +39,11 @@ from colonnade.run.step.gradient_rows import lookups
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
-from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.keras_owner import keras_variable, overwritten
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems
+from colonnade.run.variables.aggregation import mean_of
 from colonnade.run.variables.replica_copies import ReplicaCopies
 from colonnade.run.variables.saved_state import Item, SavedState, named
 from colonnade.run.variables.slice_values import local_outputs
@@ -215,11 +216,12 @@ class OwnStep:
         # A call without outputs could not be waited for.
         return logs, gradients, tf.constant(0), scope.sizes, values
 
-    def _looking(self) -> Iterator[Problem]:
-        """Optimizers that would look at parts of variables as if they were whole."""
+    def _looking(self, num_slices: int) -> Iterator[Problem]:
+        """Optimizers that would look at parts of variables as if they were whole, or take sums for values."""
         for optimizer, variables in self._optimizers:
-            trained = variables or self._model.trainable_variables
-            yield from looking(optimizer, [getattr(v, "value", v) for v in trained])
+            trained = [getattr(v, "value", v) for v in variables or self._model.trainable_variables]
+            yield from looking(optimizer, trained)
+            yield from overwritten(trained) if num_slices > 1 else ()
 
     def traces(self, batch: Arguments) -> list[Traced]:
         """One for each slice; in eager code, because they may make variables."""
@@ -228,7 +230,7 @@ class OwnStep:
             traces = self._of_slices(batch, counts)
             if self._learns(batch, counts, traces):
                 traces = self._of_slices(batch, counts)
-        check("fit()", [*problems(traces), *self._looking()])
+        check("fit()", [*problems(traces), *self._looking(len(counts))])
         of_batch = [v.value for metric in all_metrics(self._model) for v in metric.variables]
         for i, traced in enumerate(traces):
             self.copies.bindings(i, traced)
@@ -383,4 +385,4 @@ def _mean(values: Sequence[Any], shares: Sequence[float]) -> Any:
     """Of numbers that each slice has of its own, by their sizes; of what has no mean, that of the first."""
     if not values[0].dtype.is_floating:
         return tf.identity(values[0])
-    return tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
+    return mean_of(values, shares)

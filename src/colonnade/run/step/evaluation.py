@@ -12,7 +12,7 @@ from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.reduce import star
 from colonnade.run.step.borrowed_homes import BorrowedHomes
 from colonnade.run.step.objective import total_of
-from colonnade.run.step.update import as_keras
+from colonnade.run.step.update import as_keras, inside
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
 from colonnade.run.trace.traced import Traced
@@ -133,26 +133,35 @@ def averaged(optimizer: Any, parameters: Sequence[tf.Variable], *, built_before:
 
     One that was `built_before` the training may have its variables in another order.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(inner, "use_ema", False) or not parameters:
+    keeping = [one for one in inside(optimizer) if getattr(one, "use_ema", False)]
+    # Before the first update an average is zero, as Keras makes it: all may have been left out so far.
+    if not parameters or not any(int(one.iterations) for one in keeping):
         yield
         return
-    ordered = _as_built(inner, parameters) if built_before else parameters
     before = [parameter.numpy() for parameter in parameters]
     try:
-        inner.finalize_variable_values(ordered)
+        if built_before:
+            several = any(hasattr(one, "optimizers") for one in inside(optimizer))
+            for one in keeping:
+                one.finalize_variable_values(_as_built(one, parameters, partly=several))
+        else:
+            getattr(optimizer, "inner_optimizer", optimizer).finalize_variable_values(parameters)
         yield
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.assign(value)
 
 
-def _as_built(optimizer: Any, parameters: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Parameters in the order of the optimizer's averages, which are named after them."""
+def _as_built(optimizer: Any, parameters: Sequence[tf.Variable], *, partly: bool) -> list[tf.Variable]:
+    """Parameters in the order of the optimizer's averages, which are named after them.
+
+    With `partly`, it may keep those of some only.
+    """
     ending = "_average"
     kept = [v.name.removesuffix(ending) for v in optimizer.variables if v.name.endswith(ending)]
     known = {_slot_name(p): v for p, v in zip(as_keras(parameters), parameters, strict=True)}
-    if sorted(kept) != sorted(known):
+    right = len(known) == len(parameters) and {*kept} <= {*known} if partly else sorted(kept) == sorted(known)
+    if not right:
         rule = (
             "was built before, for other variables than the loss trains or for several of one name, so it "
             "cannot be told which average is whose"

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import LOOPS, READS
+from colonnade.run.trace.captures import LOOPS, READS, ancestors
 from colonnade.run.trace.ops import draws, is_random
 
 OWN, SAME, ONCE, FOLDED, MIXED = "own", "same", "once", "folded", "mixed"
@@ -43,6 +43,8 @@ SUMS = ("AddV2", "Add", "Sub")
 GATHERS = ("GatherV2", "Gather", "GatherNd")
 # Of what they are given they look at the shape only.
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+# Of a dim that is not known, where only shapes are told from each other.
+MADE_UP = 11
 # The shape of what they make depends on values.
 FILTERS = ("Where", *UNIQUE, "Range", "DynamicPartition", "Bincount")
 
@@ -86,6 +88,29 @@ def pieces(indices: Any, source: Source) -> list[RowsOfOneSource]:
     functions = {function.signature.name: function for function in graph.library.function}
     outermost = _Body({node.name: node for node in graph.node}, functions)
     return [_piece(part, outermost, source) for part in sections(indices)]
+
+
+def is_known(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and None not in shape
+
+
+def made_up(indices: Any) -> tuple[int | None, ...] | None:
+    """The shape of a tensor if all dims that its trace does not know were the same made-up number.
+
+    Traces of other numbers of rows have another one if, and only if, it goes by these.
+    """
+    names = {op.name for op in ancestors(indices.op)}
+    whole = indices.graph.as_graph_def()
+    part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
+    for node in (one for one in whole.node if one.name in names):
+        added = part.node.add()
+        added.CopyFrom(node)
+        added.input[:] = [name for name in node.input if not name.startswith("^")]
+        for dim in added.attr["shape"].shape.dim if node.op == "Placeholder" else ():
+            dim.size = MADE_UP if dim.size < 0 else dim.size
+    with tf.Graph().as_default():
+        (tensor,) = tf.graph_util.import_graph_def(part, return_elements=[indices.name], name="")
+    return None if tensor.shape.rank is None else tuple(tensor.shape)
 
 
 def lookups(indices: Any, given: Sequence[Any]) -> list[tuple[Any, str, tuple[int | None, ...] | None]]:

@@ -17,7 +17,17 @@ from colonnade.describe.run_folder import FIGURES
 from colonnade.errors import InvalidArgument, Problem, check
 from colonnade.hardware import devices as hardware
 from colonnade.run.batch.split import COMPOSITE, Arguments, is_tensor
-from colonnade.run.step.gradient_rows import DENSE, Form, Source, pieces, sizes_of
+from colonnade.run.step.gradient_rows import (
+    DENSE,
+    SAME,
+    Form,
+    Source,
+    is_known,
+    made_up,
+    pieces,
+    sections,
+    sizes_of,
+)
 from colonnade.run.trace.traced import Traced, Voice
 
 # Of the ops that look at gradients; a profile counts them to the backward pass.
@@ -93,7 +103,8 @@ class Objective(Traced):
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
         (factor, *args), kwargs = arguments.unpack(components)
-        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
+        # Persistent, because weights may have to be differentiated too.
+        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape(persistent=True)
 
         @contextmanager
         def recorded() -> Iterator[None]:
@@ -121,10 +132,15 @@ class Objective(Traced):
             return [tf.identity(component) for component in components], begin
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
-        self.parameters = list(self._trainable(tape.watched_variables()))
+        # Whole numbers have no gradient, though TensorFlow calls variables of them trainable.
+        watched = [v for v in tape.watched_variables() if v.dtype.is_floating or v.dtype.is_complex]
+        self.parameters = list(self._trainable(watched))
         turned, upstream = self._turned(differentiated)
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters, output_gradients=upstream)
+        if share.weight is not None:
+            of_weights = tape.gradient(share.weight, self.parameters)
+            check("the loss function", _trained(self.parameters, of_weights))
         with tf.name_scope(HEALTH):
             health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None
@@ -162,7 +178,11 @@ class Objective(Traced):
     def _form(self, gradient: Any) -> Form:
         if not isinstance(gradient, tf.IndexedSlices):
             return None if gradient is None else DENSE
-        return tuple(pieces(gradient.indices, self._source))
+        rows = zip(sections(gradient.indices), pieces(gradient.indices, self._source), strict=True)
+        return tuple(
+            replace(one, shape=made_up(part)) if one.kind == SAME and not is_known(one.shape) else one
+            for part, one in rows
+        )
 
     @cached_property
     def _source(self) -> Source:
@@ -257,6 +277,16 @@ def _other_shapes(losses: Any, weights: Any, metrics: dict[str, Any]) -> Iterato
             yield Problem(name, tuple(values.shape), rule, "It is weighted like the losses")
 
 
+def _trained(parameters: Sequence[tf.Variable], gradients: Sequence[Any]) -> Iterator[Problem]:
+    """Weights that depend on what is trained: their sum is one number, of which nobody has the gradient."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            rule = f"depend on {parameter.name}, which is trained, and count as numbers in sum(weights)"
+            fix = "Pass tf.stop_gradient(weights), or return losses that are weighted already"
+            yield Problem("weights", "a tensor", rule, fix)
+            return
+
+
 def _same_shape(one: Any, other: Any) -> bool:
     return bool(one.shape.rank == other.shape.rank and one.shape.is_compatible_with(other.shape))
 
@@ -281,8 +311,8 @@ def vital(gradient: Any) -> Any:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     # Where the gradient is, which may be large: a part of a layer that is split by width.
     with tf.device(values.device):
-        # Half floats overflow in a sum; their largest value does not.
-        whole = tf.reduce_max(tf.abs(values)) if values.dtype.size < 4 else tf.reduce_sum(values)
+        # Half floats overflow in a sum of their own.
+        whole = tf.reduce_sum(tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
         if whole.dtype == tf.float64:  # what is finite may be too large for what it becomes here
             whole = tf.where(tf.math.is_finite(whole), tf.zeros_like(whole), whole)
     return tf.cast(whole, tf.float32)

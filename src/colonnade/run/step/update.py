@@ -46,12 +46,12 @@ class Update:
     def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
         present = [i for i, spec in enumerate(specs) if spec is not None]
         packed = [specs[i] for i in present]
-        trained = as_keras([parameters[i] for i in present])
+        trained = as_keras(parameters)
 
         def apply(gate: Any, *components: Any) -> Any:
-            gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
+            given = iter(tf.nest.pack_sequence_as(packed, components, expand_composites=True))
             with tf.control_dependencies([gate]):
-                apply_to(optimizer, gradients, trained)
+                apply_to(optimizer, [None if spec is None else next(given) for spec in specs], trained)
                 return tf.constant(0)
 
         self._parameters = list(parameters)
@@ -229,8 +229,13 @@ def _shapes_of_tables(specs: Sequence[Any], shapes: Sequence[tf.TensorShape]) ->
 
 
 def apply_to(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Hand gradients over as Keras's own step does: an optimizer may have an `apply_gradients` of its own."""
-    given = as_divided(gradients, optimizer)
+    """Hand gradients over as Keras's own step does: an optimizer may have an `apply_gradients` of its own.
+
+    None is left out where a variable has no gradient; what has several optimizers in it counts what it gets.
+    """
+    counts = any(hasattr(one, "optimizers") for one in inside(optimizer))
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None or counts]
+    given, variables = as_divided([g for g, _ in pairs], optimizer), [v for _, v in pairs]
     own = getattr(optimizer.apply_gradients, "__func__", None)
     if own is keras.optimizers.Optimizer.apply_gradients or not given:
         optimizer.apply(given, variables)
@@ -242,7 +247,7 @@ def as_divided(gradients: Sequence[Any], optimizer: Any) -> list[Any]:
     """Dense gradients, where the optimizer divides them by a factor: Keras cannot divide a sparse one."""
     if all(one.loss_scale_factor is None for one in inside(optimizer)):
         return list(gradients)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def inside(optimizer: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from colonnade.run.move.reduce import Order, bucket_for, reduce, spread
 from colonnade.run.step.update import Update
+from colonnade.run.variables.aggregation import wide
 from colonnade.run.variables.homes import copy_of
 
 
@@ -47,9 +48,12 @@ class Held:
         return reduce(rows, self.devices, self.order, bucket_bytes=bucket_for(self.devices))
 
     def average(self, weights: Any) -> list[Any]:
-        return self.reduced(
-            lambda i, k: self.copies[i][k].read_value() * tf.cast(weights[i], self.parameters[k].dtype)
-        )
+        def part(i: int, k: int) -> Any:
+            value = wide(self.copies[i][k].read_value())
+            return value * tf.cast(weights[i], value.dtype)
+
+        means = self.reduced(part)
+        return [tf.cast(mean, p.dtype) for mean, p in zip(means, self.parameters, strict=True)]
 
     def assigned(self, values: Sequence[Any]) -> list[Any]:
         """Ops that give every replica these values, which are on the first device."""

@@ -18,6 +18,7 @@ from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import refusals
+from colonnade.run.variables.aggregation import mean_of, wide
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named
 
@@ -165,9 +166,7 @@ class Local(GraphEngine):
     def _mean_state(self, seen: Any) -> Callable[[Sequence[tf.Variable]], Any]:
         """Of moving averages: the mean over the replicas that had work."""
         share = _portions(tf.cast(seen > 0, tf.float64))
-        return lambda copies: tf.add_n(
-            [tf.cast(share[i], copy.dtype) * copy.read_value() for i, copy in enumerate(copies)]
-        )
+        return lambda copies: mean_of([copy.read_value() for copy in copies], tf.unstack(share))
 
     def leave(self) -> None:
         if self._housed is None:
@@ -187,7 +186,7 @@ class Local(GraphEngine):
             if not slot.dtype.is_floating:  # a counter
                 slot.assign(first)
                 continue
-            mean = tf.add_n(values) / len(values)
+            mean = tf.cast(tf.add_n([wide(value) for value in values]) / len(values), slot.dtype)
             if slot.shape.rank == 0:  # may be a rate, which is the same everywhere: a mean would round it
                 mean = tf.where(tf.reduce_all(tf.stack(values) == first), first, mean)
             slot.assign(mean)

@@ -277,6 +277,7 @@ class Lockstep(GraphEngine):
             if traces[0].structure.outputs is not None:
                 outputs = outputs_of_all(self.peers, outputs, traces, len(counts))
         loss, metrics, weight = sums.means()
+        health = sums.health
         if at_once is not None:
             penalty, write = tf.zeros([0]), partial(self._summed_and_written, at_once, rows, working, late)
         else:
@@ -284,13 +285,14 @@ class Lockstep(GraphEngine):
             if self.workers.unbroken:
                 calls = [*calls, *components([gradient for copy in copies for gradient in copy])]
             copies, loss, penalty = self._with_penalty(copies, loss, calls)
+            health = self.guard.of_sums(health, copies[0])
             copies = self.workers.everywhere(copies)
             write = partial(self._written, copies, working, known, late)
         if self.shares is not None:
             self.shares.note([share.seconds for share in shares], own)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
-            watched = self.guard.rows(sums.health, sums.replicas, [penalty])
+            watched = self.guard.rows(health, sums.replicas, [penalty])
             skipped = self.guard.guarded(watched, write, undo)
         return Outcome(loss, metrics, sums.replicas, skipped, outputs)
 

@@ -26,7 +26,7 @@ from colonnade.run.sync.lockstep import Lockstep
 from colonnade.run.sync.same_training import same_training, same_values
 from colonnade.run.sync.workers import Workers
 from colonnade.run.trace.concrete import concrete
-from colonnade.run.variables.aggregation import rule_of
+from colonnade.run.variables.aggregation import rule_of, wide
 from colonnade.run.variables.homes import Homes, copy_of
 from colonnade.run.variables.saved_state import Item, SavedState, named
 
@@ -143,9 +143,9 @@ class MachineJoins(Lockstep):
         if not self.others.several:
             return values
         if self._compress is None:
-            *sums, total = self.others.sum([*(v * tf.cast(seen, v.dtype) for v in values), seen])
+            *sums, total = self.others.sum([*(wide(v) * tf.cast(seen, wide(v).dtype) for v in values), seen])
             return [
-                tf.where(total == 0, v, s / tf.cast(total, v.dtype))
+                tf.where(total == 0, v, tf.cast(s / tf.cast(total, s.dtype), v.dtype))
                 for v, s in zip(values, sums, strict=True)
             ]
         starts = [start.read_value() for start in self._starts]

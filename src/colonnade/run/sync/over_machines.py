@@ -20,7 +20,7 @@ from colonnade.run.step.gradient_rows import DENSE, SAME
 from colonnade.run.step.gradient_sums import Recipe, Totals
 from colonnade.run.step.objective import Objective, Share
 from colonnade.run.sync.slice_sums import SliceSums
-from colonnade.run.variables.aggregation import ReplicatedState, rule_of, weighed, weights_of
+from colonnade.run.variables.aggregation import ReplicatedState, rule_of, weighed, weights_of, wide
 from colonnade.run.variables.parts import home_of
 
 # Begins the message of the assertion that all machines have the same batch.
@@ -233,7 +233,7 @@ def _part(state: ReplicatedState, peers: Peers, counts: Sequence[int]) -> Any:
         own = peers.own(counts)
         weights = [1.0] * len(own) if peers.sharded else weights_of(own, counts)
         values = [weighed(copy.read_value(), w) for copy, w in zip(working, weights, strict=True)]
-        return _added(values, state.original.read_value())
+        return _added(values, wide(state.original.read_value()))
     first = state.copies[0].read_value()
     return first if peers.is_first else tf.zeros_like(first)
 
@@ -246,7 +246,9 @@ def _value(state: ReplicatedState, total: Any, num_slices: Any) -> Any:
     """The one value of a state, from the sum of what the machines add to it."""
     if state.base is not None:
         return state.base.read_value() + total
-    return total / tf.cast(num_slices, total.dtype) if rule_of(state.original) == "mean" else total
+    if rule_of(state.original) != "mean":
+        return total
+    return tf.cast(total / tf.cast(num_slices, total.dtype), state.original.dtype)
 
 
 def _all_the_same(seen: Any) -> Any:

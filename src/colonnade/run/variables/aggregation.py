@@ -67,9 +67,28 @@ def mean_by(counts: Sequence[int]) -> Mean:
 
     def mean(copies: Sequence[tf.Variable]) -> Any:
         values = [copy.read_value() for copy in copies[: len(counts)]]
-        return tf.add_n([weighed(v, w) for v, w in zip(values, weights, strict=True)]) / len(counts)
+        total = tf.add_n([weighed(v, w) for v, w in zip(values, weights, strict=True)])
+        return tf.cast(total / len(counts), copies[0].dtype)
 
     return mean
+
+
+def mean_of(values: Sequence[Any], shares: Sequence[Any]) -> Any:
+    """A mean, in which each value counts by its share of 1: doubles, as tensors or as Python has them."""
+    parts = []
+    for value, share in zip(map(wide, values), shares, strict=True):
+        # tf.cast would take a number of Python for a single.
+        exact = share if isinstance(share, tf.Tensor) else tf.constant(share, tf.float64)
+        parts.append(value * tf.cast(exact, value.dtype))
+    return tf.cast(tf.add_n(parts), values[0].dtype)
+
+
+def wide(value: Any) -> Any:
+    """Half floats in single precision.
+
+    As a half, a third is off by a part in a thousand: the mean of three equal numbers would be another one.
+    """
+    return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
 
 
 def weights_of(some: Sequence[int], counts: Sequence[int]) -> list[float]:
@@ -82,7 +101,8 @@ def weights_of(some: Sequence[int], counts: Sequence[int]) -> list[float]:
 
 
 def weighed(value: Any, weight: float) -> Any:
-    """What counts 1 stays as it is."""
+    """Halves become wide, what else counts 1 stays as it is."""
+    value = wide(value)
     return value if weight == 1.0 else value * tf.constant(weight, value.dtype)
 
 

@@ -173,9 +173,13 @@ class LateStates:
         for i, device in enumerate(devices):
             with tf.device(device):
                 own = [self.kept[ref][i].read_value() for ref in averaged]
-                rows.append([weighed(value, weights[i]) for value in own] if weights else own)
+                rows.append([weighed(value, weights[i] if weights else 1.0) for value in own])
         totals = reduce(rows, devices, star(len(devices)), bucket_bytes=MESSAGE) if averaged else []
-        return {ref: total / len(devices) for ref, total in zip(averaged, totals, strict=True)}
+        dtypes = {ref: self.kept[ref][0].dtype for ref in averaged}
+        return {
+            ref: tf.cast(total / len(devices), dtypes[ref])
+            for ref, total in zip(averaged, totals, strict=True)
+        }
 
     def _is_averaged(self, ref: Any) -> bool:
         state = self._states[ref]
@@ -185,7 +189,8 @@ class LateStates:
         own = self.kept[ref]
         if not self._is_averaged(ref):
             return own[0].read_value()
-        return tf.add_n([weighed(k.read_value(), w) for k, w in zip(own, weights, strict=True)]) / len(own)
+        total = tf.add_n([weighed(k.read_value(), w) for k, w in zip(own, weights, strict=True)])
+        return tf.cast(total / len(own), own[0].dtype)
 
 
 def _given(target: tf.Variable, source: tf.Variable) -> Any:

@@ -19,7 +19,14 @@ from colonnade.hardware import devices as hardware
 from colonnade.run.move.reduce import bucket_for, order_for, reduce, spread
 from colonnade.run.move.seed_places import seed_place
 from colonnade.run.trace.traced import Traced
-from colonnade.run.variables.aggregation import another_stream, is_random_state, rule_of, without_meaning
+from colonnade.run.variables.aggregation import (
+    another_stream,
+    is_random_state,
+    mean_of,
+    rule_of,
+    wide,
+    without_meaning,
+)
 from colonnade.run.variables.digests import can_digest
 from colonnade.run.variables.homes import Bindings, copy_of
 from colonnade.run.variables.saved_state import named
@@ -163,7 +170,7 @@ class ReplicaCopies:
             if rule == "sum":
                 value = before[ref] + tf.add_n([v - before[ref] for v in values])
             else:
-                value = tf.add_n([v * tf.constant(s, v.dtype) for v, s in zip(values, shares, strict=True)])
+                value = mean_of(values, shares)
             ops.append(variable.assign(value))
         return ops
 
@@ -173,6 +180,8 @@ class ReplicaCopies:
         for i, (share, device) in enumerate(zip(shares, devices, strict=True)):
             own = [v if i == 0 else self._copies[i][v.ref()] for v in variables]
             with tf.device(device):
-                rows.append([v.read_value() * tf.constant(share, v.dtype) for v in own])
+                values = [wide(v.read_value()) for v in own]
+                rows.append([value * tf.constant(share, value.dtype) for value in values])
         order = order_for(devices) if len(devices) > 1 else ()
-        return reduce(rows, devices, order, bucket_bytes=bucket_for(devices)) if variables else []
+        means = reduce(rows, devices, order, bucket_bytes=bucket_for(devices)) if variables else []
+        return [tf.cast(mean, v.dtype) for mean, v in zip(means, variables, strict=True)]
