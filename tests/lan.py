@@ -4,7 +4,8 @@
     10.77.0.254         ├─ m1   10.77.0.2
                         └─ ...
 
-Files and processes are those of this machine. Links can be cut; a rough one loses packets and delays them.
+Files and processes are those of this machine. Links can be cut; one that is a wire can be made rough: then it
+loses packets, and delays others.
 Needs root.
 """
 
@@ -64,8 +65,9 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 class Lan:
     """So many machines; leave the `with` block, and nothing of them is left."""
 
-    def __init__(self, folder: Path, count: int, *, rough: frozenset[int] = frozenset()) -> None:
-        self.folder, self.count, self.rough = folder, count, rough
+    def __init__(self, folder: Path, count: int, *, wires: frozenset[int] = frozenset()) -> None:
+        self.folder, self.count, self._carried = folder, count, wires
+        self._wires: dict[int, subprocess.Popen[bytes]] = {}
         number = next(_numbers)
         self.launcher = f"cn{os.getpid()}-{number}-l"
         self.spaces = [f"cn{os.getpid()}-{number}-{i}" for i in range(count)]
@@ -107,15 +109,15 @@ class Lan:
         for i, space in enumerate(self.spaces):
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
-            if i in self.rough:
-                self._rough_wire(i, space)
+            if i in self._carried:
+                self._wires[i] = self._wire(i, space)
             else:
                 ip("-n", hub, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0", "netns", space)
             ip("-n", hub, "link", "set", f"p{i}", "master", "br0", "up")
             ip("-n", space, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
 
-    def _rough_wire(self, i: int, space: str) -> None:
+    def _wire(self, i: int, space: str) -> subprocess.Popen[bytes]:
         wire = [
             sys.executable,
             str(Path(__file__).with_name("rough_wire.py")),
@@ -129,6 +131,7 @@ class Lan:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == b"ready\n"
         ip("-n", self.launcher, "link", "set", "eth0", "netns", space)
+        return daemon
 
     def _serve(self) -> None:
         """An sshd on each machine, and an `ssh` that knows them."""
@@ -169,6 +172,19 @@ class Lan:
 
     def mend(self, i: int) -> None:
         ip("-n", self.launcher, "link", "set", f"p{i}", "up")
+
+    def roughen(self, i: int) -> None:
+        """From now on 5% of the packets are lost, each way, and the others take 100 ms."""
+        self._wires[i].send_signal(signal.SIGUSR1)
+
+    def smooth(self, i: int) -> None:
+        self._wires[i].send_signal(signal.SIGUSR2)
+
+    def mend_all(self) -> None:
+        for i in range(self.count):
+            self.mend(i)
+        for i in self._wires:
+            self.smooth(i)
 
     def programs(self, i: int, word: str) -> list[psutil.Process]:
         """The processes on a machine whose command has this word."""

@@ -1,9 +1,10 @@
-"""A wire between two network interfaces that delays what it carries, and loses some of it.
+"""A wire between two network interfaces that can delay what it carries, and lose some of it.
 
     rough_wire.py ONE OTHER SECONDS SHARE
 
-Makes both interfaces, says `ready`, and carries Ethernet frames between them until it is killed. In place of
-`tc netem`, which not every kernel has.
+Makes both interfaces, says `ready`, and carries Ethernet frames between them until it is killed: at once, but
+from a SIGUSR1 to a SIGUSR2 so many seconds later, and all but this share of them. In place of `tc netem`,
+which not every kernel has.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import heapq
 import os
 import random
 import select
+import signal
 import struct
 import sys
 import time
@@ -24,7 +26,19 @@ def made(name: str) -> int:
     return tap
 
 
-def carry(ends: tuple[int, int], seconds: float, share: float) -> None:
+class Roughness:
+    """How rough the wire is just now: by how many seconds it delays, and which share it loses."""
+
+    def __init__(self, seconds: float, share: float) -> None:
+        self.seconds = self.share = 0.0
+        signal.signal(signal.SIGUSR1, lambda *_: self._become(seconds, share))
+        signal.signal(signal.SIGUSR2, lambda *_: self._become(0.0, 0.0))
+
+    def _become(self, seconds: float, share: float) -> None:
+        self.seconds, self.share = seconds, share
+
+
+def carry(ends: tuple[int, int], rough: Roughness) -> None:
     across = {ends[0]: ends[1], ends[1]: ends[0]}
     draw = random.Random(2026)
     waiting: list[tuple[float, int, int, bytes]] = []
@@ -44,15 +58,16 @@ def carry(ends: tuple[int, int], seconds: float, share: float) -> None:
             except OSError:
                 time.sleep(0.01)
                 continue
-            if draw.random() >= share:
+            if draw.random() >= rough.share:
                 count += 1
-                heapq.heappush(waiting, (time.monotonic() + seconds, count, across[end], frame))
+                heapq.heappush(waiting, (time.monotonic() + rough.seconds, count, across[end], frame))
 
 
 def main() -> None:
     ends = (made(sys.argv[1]), made(sys.argv[2]))
+    rough = Roughness(float(sys.argv[3]), float(sys.argv[4]))
     print("ready", flush=True)
-    carry(ends, float(sys.argv[3]), float(sys.argv[4]))
+    carry(ends, rough)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,25 @@ import time
 from pathlib import Path
 
 import pytest
+from fault_table import TEST, table
 from fresh import ROOT
 from ledger import Entry, Ledger, digest
 
 
 def entry(test, code="new", result="passed", seconds=1.0):
     return Entry(test, code, result, seconds)
+
+
+def test_the_table_of_faults_has_the_latest_figures_of_every_test():
+    def met(number, noticed, result="passed"):
+        figures = {"kill": {"noticed": noticed, "training": 10 * noticed}, "rough link": {"training": 2.0}}
+        return Entry(f"{TEST}[{number}]", "new", result, 60.0, figures)
+
+    lines = table([met(0, 9.0), met(0, 0.1), met(1, 0.3), met(2, 9.0, "failed"), entry("f::other")])
+    assert lines.splitlines()[2:] == [
+        "| kill | 2 | 0.2, at most 0.3 | - | 2.0, at most 3.0 |",
+        "| rough link | 2 | - | - | 2.0, at most 2.0 |",
+    ]
 
 
 def test_what_is_done_what_failed_what_is_older_and_what_is_missing(tmp_path):

@@ -27,9 +27,10 @@ class Others:
         self.agreed |= facts
 
 
-def saver_of(folder, others, engine=None, generation=0):
-    peers = Peers(others.rank, (("a:0",), ("b:0",)), ("a", "b"), others, generation=generation)
-    return Saver(cn.Checkpoint(folder, every=2), engine, {}, [], 1, peers=peers)
+def saver_of(folder, others, engine=None, generation=0, *, data="exact", sharded=False):
+    machines = (("a:0",), ("b:0",)), ("a", "b"), others
+    peers = Peers(others.rank, *machines, generation=generation, sharded=sharded)
+    return Saver(cn.Checkpoint(folder, every=2, data=data), engine, {}, [], 1, peers=peers)
 
 
 def test_a_directory_that_is_not_that_of_the_first_machine_is_noticed_at_the_first_start(
@@ -85,3 +86,27 @@ def test_nothing_is_prepared_where_a_machine_has_no_data(tmp_path):
     with saver_of(tmp_path, Others(0, the_first_batch=False), Nothing()) as saver:
         saver._batches = SimpleNamespace(like=lambda: "a batch")
         assert saver.start(0) is None
+
+
+def batches(**more):
+    return SimpleNamespace(position=lambda taken: {}, begun=1, spec="x", cardinality=1, **more)
+
+
+def test_data_of_their_own_are_not_skipped_by_another_number_of_machines(tmp_path):
+    """After a restart on fewer of them: each would pass over so many batches of other data."""
+    with saver_of(tmp_path, Others(0), Nothing(), data="skip", sharded=True) as saver:
+        saver._batches, written = batches(), []
+        saver._writer = SimpleNamespace(wait=lambda: None, begin=written.append)
+        saver._save(Record(0.5, {}, 2, 8), stopped=False)
+    manifest = written[0].described()
+    assert manifest.data["parts"] == 2
+    with Saver(cn.Checkpoint(tmp_path, data="skip"), Nothing(), {}, [], 1) as alone:
+        alone._saved, alone._batches = manifest, batches()
+        alone._seeks = False
+        with pytest.raises(cn.InvalidArgument, match="2 machines had data of their own, and now there was"):
+            alone.start(0)
+    again = saver_of(tmp_path, Others(0), Nothing(), data="skip", sharded=True)
+    again._batches = batches()
+    assert list(again._data_problems(manifest, "x")) == []
+    del manifest.data["parts"]  # as of an earlier version
+    assert list(again._data_problems(manifest, "x")) == []

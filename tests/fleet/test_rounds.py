@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -82,6 +83,13 @@ def test_programs_that_do_not_end_when_they_are_told_to_are_ended(monkeypatch):
     monkeypatch.setattr(module, "INTERRUPTED", 0.5)
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
     assert play(["hangs"], ["hangs"]) == 75
+
+
+def test_only_the_first_worker_is_waited_for_as_long_as_a_save_takes(monkeypatch):
+    monkeypatch.setattr(module, "SAVING", 60.0)
+    begun = time.monotonic()
+    assert play([75], ["hangs"]) == 75
+    assert time.monotonic() - begun < 30
 
 
 def test_no_more_starts_than_allowed(capfd):

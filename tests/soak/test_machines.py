@@ -1,27 +1,130 @@
-"""Faults of machines and of the network between them: after each, a training ends as if there had been none.
+"""Faults of machines and of the network between them: after each, a training goes on as if it had not been.
 
-Machines are network namespaces with an sshd each (see lan.py), so a cut link cuts ssh too.
+Machines are network namespaces with an sshd each (see lan.py), so a cut link cuts ssh too. One training meets
+all faults, one after the other, in an order that is drawn by lot (see fault_chain.py).
 """
 
 import os
-import shutil
+import random
 import signal
-import subprocess
 import time
+from functools import partial
+from itertools import pairwise
 
-import numpy as np
 import pytest
+from fault_chain import MANY, SECONDS, FaultChain, fill, left
 from lan import Lan, missing
-from machine_hunt import PROGRAM, STEPS, Hunt, Writers
+from machine_hunt import PROGRAM, Hunt
 
 pytestmark = pytest.mark.alone
 
 SHARE = int(os.environ.get("COLONNADE_SOAK", "1"))
 TIMES = max(1, 17 // SHARE)  # each of twelve faults: 204 in all
-GONE = 15.0  # seconds until nothing is left of a training whose launcher was killed
+# Seconds until somebody says that a machine is missing: a killed one, and one that is stopped, which takes
+# a beat more, and the look at it.
+KILLED, STOPPED = 1.0, 5.0 + 1.5
+GONE = 15.0  # until nothing is left of a training whose launcher was killed
 # Until all have ended when one is cut off: the others notice after five, the launcher gives it ten, as it may
 # be saving, and ten more to end what it started.
 CUT_OFF = 5.0 + 1.5 + 10.0 + 10.0
+BACK = 40.0  # until one that was cut off has ended all of what it had
+
+
+def kill(chain, who):
+    return chain.restarted(chain.program(chain.present[who]).kill, KILLED)
+
+
+def stop(chain, who):
+    return chain.restarted(partial(chain.program(who).send_signal, signal.SIGSTOP), STOPPED)
+
+
+def link_down_for_three_seconds(chain):
+    """Shorter than anybody is taken for lost: it may go on, or start anew."""
+    who = chain.draw.randrange(2)
+    chain.lan.cut(who)
+    time.sleep(3)
+    chain.lan.mend(who)
+    return {"since": time.monotonic()}
+
+
+def link_down(chain, who):
+    """The other one goes on alone. The one that is cut off ends by itself, and joins at the next start."""
+    begun = time.monotonic()
+    noted = chain.restarted(partial(chain.lan.cut, who), STOPPED)
+    assert noted["ended"] < CUT_OFF
+    chain.cut_off.add(who)
+    training = chain.onward(noted["since"]) - begun
+    assert chain.hunt.said(f"going on without m{who}", noted["since"])
+    assert left(chain.lan, who, within=BACK) == []
+    chain.lan.mend(who)
+    return {**noted, "training": training, "since": time.monotonic()}
+
+
+def kill_launcher(chain):
+    begun = time.monotonic()
+    chain.hunt.process.kill()
+    assert left(chain.lan, within=GONE) == []
+    ended = time.monotonic() - begun
+    chain.hunt.end()
+    return {"ended": ended, "since": chain.launch()}
+
+
+def kill_while_starting_anew(chain):
+    chain.restarted(chain.program(chain.present[-1]).kill, KILLED)
+    who = chain.draw.randrange(2)
+    while not chain.lan.programs(who, PROGRAM):
+        time.sleep(0.05)
+    time.sleep(chain.draw.uniform(0, 6))  # it is anywhere between its first import and its first step
+    again = time.monotonic()
+    chain.program(who).kill()
+    return {"since": chain.hunt.wait_for("starting again", again)}
+
+
+def full_disk(chain):
+    """Nothing is started again, because it would not help; with room made, it goes on."""
+    begun, ballast = time.monotonic(), fill(chain.lan.disk)
+    assert chain.hunt.end() not in (0, 75), chain.hunt.text()
+    ended = time.monotonic() - begun
+    assert "the disk is full" in chain.hunt.text()
+    assert left(chain.lan, within=1) == []
+    ballast.unlink()
+    return {"ended": ended, "since": chain.launch()}
+
+
+def second_launcher(chain):
+    """With the same checkpoints: it is told that they are in use, and the first one trains on."""
+    machines = chain.draw.choice([(0,), (1,), (0, 1)])
+    second = Hunt(chain.lan, chain.folder, MANY, SECONDS, machines).start()
+    assert second.end() not in (0, 75), second.text()
+    assert "saves into" in second.text()
+    assert second.made == []
+    return {"since": time.monotonic()}
+
+
+def rough_link(chain):
+    """5% of the packets are lost, each way, and the others take 100 ms."""
+    chain.lan.roughen(1)
+    chain.onward(time.monotonic())
+    chain.lan.smooth(1)
+    return {"since": time.monotonic()}
+
+
+FAULTS = {
+    "kill the second": partial(kill, who=1),
+    "kill the first": partial(kill, who=0),
+    "stop the second": partial(stop, who=1),
+    "stop the first": partial(stop, who=0),
+    "link down for 3 s": link_down_for_three_seconds,
+    "the first's link down": partial(link_down, who=0),
+    "the second's link down": partial(link_down, who=1),
+    "kill the launcher": kill_launcher,
+    "kill while starting anew": kill_while_starting_anew,
+    "full disk": full_disk,
+    "second launcher": second_launcher,
+    "rough link": rough_link,
+}
+# What may come where one machine is left, and starts all anew.
+OF_ONE = ("kill the first", "kill the launcher", "kill while starting anew", "full disk")
 
 
 @pytest.fixture(scope="module")
@@ -29,197 +132,65 @@ def lan(tmp_path_factory):
     why = missing()
     if why:
         pytest.skip(why)
-    with Lan(tmp_path_factory.mktemp("lan"), 2) as made:
+    with Lan(tmp_path_factory.mktemp("lan"), 2, wires=frozenset({1})) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def unbroken(lan):
-    """What a training learns that nothing happens to."""
-    hunt = Hunt(lan, lan.folder / "unbroken").start()
+def unbroken(lan, tmp_path_factory):
+    """By step, the checksum of the parameters in a training that nothing happens to."""
+    hunt = Hunt(lan, tmp_path_factory.mktemp("unbroken"), MANY).start()
     assert hunt.end() == 0, hunt.text()
-    return hunt.final()
+    assert {(step.machine, step.number) for step in hunt.final} == {(0, MANY), (1, MANY)}
+    sums = {step.number: step.checksum for step in hunt.made}
+    assert all(sums[step.number] == step.checksum for step in (*hunt.made, *hunt.final))
+    assert len(set(sums.values())) == MANY
+    return sums
 
 
-def same(found, expected):
-    """To the last bit: machines and devices are as many, and a checkpoint has all of it."""
-    assert found == expected
+def in_some_order(draw):
+    """All faults. After one that leaves a machine out, one that starts all anew: there it joins."""
+    names = list(FAULTS)
+    while True:
+        draw.shuffle(names)
+        if all(then in OF_ONE for name, then in pairwise([*names, None]) if name.endswith("'s link down")):
+            return names
 
 
-def close(found, expected):
-    """On another number of machines sums are made in another order; float64, 80 steps."""
-    numbers = [[float.fromhex(v) for v in values] for values in (found, expected)]
-    np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize("number", range(TIMES))
+def test_a_training_survives_all_faults(lan, unbroken, record_property, number):
+    draw = random.Random(2026 + number)
+    with FaultChain(lan, lan.disk / f"run-{number}", draw, unbroken) as chain:
+        for name in in_some_order(draw):
+            chain.meet(name, FAULTS[name])
+    for name, times in chain.times.items():
+        record_property(name, times)
 
 
-def left(lan):
-    return [p for i in range(lan.count) for word in (PROGRAM, "far_end") for p in lan.programs(i, word)]
-
-
-def nothing_left(lan, seconds):
-    deadline = time.monotonic() + seconds
-    while left(lan) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left(lan) == []
-
-
-def program(lan, i):
-    (process,) = lan.programs(i, PROGRAM)
-    return process
-
-
-def kill_worker(lan):
-    program(lan, 1).kill()
-
-
-def kill_first(lan):
-    program(lan, 0).kill()
-
-
-def stop_worker(lan):
-    program(lan, 1).send_signal(signal.SIGSTOP)
-
-
-def stop_first(lan):
-    program(lan, 0).send_signal(signal.SIGSTOP)
-
-
-RESTARTS = [kill_worker, kill_first, stop_worker, stop_first]
-
-
-@pytest.mark.parametrize("fault", [f for f in RESTARTS for _ in range(TIMES)])
-def test_a_machine_that_fails_is_noticed_and_all_start_anew(lan, unbroken, tmp_path, record_property, fault):
-    with Writers(lan, tmp_path) as writers:
-        hunt = Hunt(lan, tmp_path).start()
-        hunt.wait_for(f"step {STEPS // 3}")
-        begun = time.monotonic()
-        fault(lan)
-        again = hunt.wait_for("starting again", begun)
-        on = hunt.wait_for("step ", again)
-        assert hunt.end() == 0, hunt.text()
-    same(hunt.final(), unbroken)
-    assert writers.most == 1
-    nothing_left(lan, 1)
-    ended = [when for when, line in hunt.lines if when > begun and "start all machines again" in line]
-    record_property("fault", fault.__name__)
-    noticed = min([*ended, again]) - begun
-    # A killed process within a second, a stopped one within five; then a beat, the look at it, and ssh.
-    assert noticed < (1.0 if fault in (kill_worker, kill_first) else 5.0 + 1.5), noticed
-    record_property("noticed", round(noticed, 2))
-    record_property("ended", round(again - begun, 2))
-    record_property("training", round(on - begun, 2))
-
-
-@pytest.mark.parametrize("_", range(TIMES))
-def test_a_link_that_is_down_for_three_seconds(lan, unbroken, tmp_path, _):
-    """Shorter than anybody is taken for lost: it may go on, or start anew; it ends the same."""
-    with Writers(lan, tmp_path) as writers:
-        hunt = Hunt(lan, tmp_path).start()
-        hunt.wait_for(f"step {STEPS // 3}")
-        lan.cut(1)
-        time.sleep(3)
-        lan.mend(1)
-        assert hunt.end() == 0, hunt.text()
-    same(hunt.final(), unbroken)
-    assert writers.most == 1
-    nothing_left(lan, 1)
-
-
-@pytest.mark.parametrize("who", [i for i in (0, 1) for _ in range(TIMES)])
-def test_a_link_that_stays_down(lan, unbroken, tmp_path, record_property, who):
-    """The other machine goes on alone, and the one that was cut off ends by itself, and cannot write."""
-    with Writers(lan, tmp_path) as writers:
-        hunt = Hunt(lan, tmp_path).start()
-        hunt.wait_for(f"step {STEPS // 3}")
-        begun = time.monotonic()
-        lan.cut(who)
-        try:
-            again = hunt.wait_for("starting again", begun)
-            on = hunt.wait_for("step ", again)
-            assert hunt.end() == 0, hunt.text()
-        finally:
-            lan.mend(who)
-    close(hunt.final(), unbroken)
-    assert writers.most == 1
-    nothing_left(lan, 40)
-    assert f"going on without m{who}" in hunt.text()
-    assert again - begun < CUT_OFF
-    record_property("ended", round(again - begun, 2))
-    record_property("training", round(on - begun, 2))
-
-
-@pytest.mark.parametrize("_", range(TIMES))
-def test_a_killed_launcher(lan, unbroken, tmp_path, record_property, _):
-    hunt = Hunt(lan, tmp_path).start()
-    hunt.wait_for(f"step {STEPS // 3}")
-    begun = time.monotonic()
-    hunt.process.kill()
-    nothing_left(lan, GONE)
-    record_property("ended", round(time.monotonic() - begun, 2))
-    hunt.end()
-    second = Hunt(lan, tmp_path).start()
-    assert second.end() == 0, second.text()
-    same(second.final(), unbroken)
-    assert "| step 1\n" not in second.text()  # it went on
-
-
-@pytest.mark.parametrize("_", range(TIMES))
-def test_a_fault_while_it_starts_anew(lan, unbroken, tmp_path, _):
-    hunt = Hunt(lan, tmp_path).start()
-    hunt.wait_for(f"step {STEPS // 3}")
-    begun = time.monotonic()
-    kill_worker(lan)
-    hunt.wait_for("starting again", begun)
-    while not lan.programs(0, PROGRAM):
-        time.sleep(0.05)
-    time.sleep(1)
-    again = time.monotonic()
-    kill_first(lan)
-    hunt.wait_for("starting again", again)
-    assert hunt.end() == 0, hunt.text()
-    same(hunt.final(), unbroken)
-    nothing_left(lan, 1)
-
-
-@pytest.mark.parametrize("time_", range(TIMES))
-def test_a_full_disk(lan, unbroken, time_):
-    """Nothing is started again, because it would not help; with room made, it goes on."""
-    folder, ballast = lan.disk / f"run-{time_}", lan.disk / "ballast"
-    hunt = Hunt(lan, folder).start()
-    hunt.wait_for(f"step {STEPS // 3}")
-    subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], capture_output=True)
-    assert hunt.end() not in (0, 75), hunt.text()
-    assert "the disk is full" in hunt.text()
-    nothing_left(lan, 1)
-    ballast.unlink()
-    second = Hunt(lan, folder).start()
-    assert second.end() == 0, second.text()
-    same(second.final(), unbroken)
-    shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("_", range(TIMES))
-def test_of_two_launchers_one_wins(lan, tmp_path, _):
-    with Writers(lan, tmp_path) as writers:
-        hunt = Hunt(lan, tmp_path, steps=100_000).start()
-        hunt.wait_for("step 5")
-        second = Hunt(lan, tmp_path).start()
-        assert second.end() not in (0, 75), second.text()
-        assert "saves into" in second.text()
-        assert "step " not in second.text()
-        hunt.wait_for("step ", time.monotonic())  # the first goes on
-        hunt.process.send_signal(signal.SIGTERM)
-        assert hunt.end() == 75, hunt.text()
-    assert writers.most == 1
-    nothing_left(lan, 1)
-
-
-@pytest.mark.parametrize("_", range(TIMES))
-def test_a_link_that_loses_and_delays(unbroken, tmp_path, _):
-    """5% of the packets, each way, and 100 ms."""
-    folder = tmp_path / "rough"
-    folder.mkdir()
-    with Lan(folder, 2, rough=frozenset({1})) as rough:
-        hunt = Hunt(rough, tmp_path / "run").start()
+def test_a_training_over_a_link_that_loses_and_delays(lan, unbroken, tmp_path):
+    """From its start to its end."""
+    lan.roughen(1)
+    try:
+        hunt = Hunt(lan, tmp_path, 60).start()
         assert hunt.end(400) == 0, hunt.text()
-        same(hunt.final(), unbroken)
+    finally:
+        lan.smooth(1)
+    assert [step.checksum for step in hunt.final] == [unbroken[60]] * 2
+
+
+def test_who_is_cut_off_where_nothing_is_trained_is_noticed_as_soon(lan, tmp_path, record_property):
+    """A program that holds up Python has longer; but the system of its machine answers."""
+    hunt = Hunt(lan, tmp_path, 0).start()
+    try:
+        for i in range(lan.count):
+            hunt.wait_for(f"m{i} | joined")
+        begun = time.monotonic()
+        lan.cut(1)
+        noticed = hunt.wait_for("m1 was not heard for", begun) - begun
+    finally:
+        hunt.process.kill()
+        lan.mend_all()
+        hunt.end()
+        assert left(lan, within=BACK) == []
+    record_property("noticed", round(noticed, 2))
+    assert noticed < STOPPED

@@ -93,6 +93,32 @@ def test_a_table_that_is_captured_counts_by_its_value():
     assert with_table(tf.constant(one)) != with_table(tf.constant(other))
 
 
+def test_a_vocabulary_counts_by_what_is_in_it():
+    """Of a set of words each process has an order of its own, and with it other numbers for them."""
+
+    def with_words(*words, numbers=tf.int64):
+        numbered = tf.range(len(words), dtype=numbers)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(words, numbered), -1)
+        return facts_of(lambda x: tf.cast(table.lookup(tf.as_string(x)), tf.float32), "x")
+
+    assert with_words("a", "b", "c") == with_words("a", "b", "c")
+    assert with_words("a", "b", "c") != with_words("a", "c", "b")
+    assert with_words("a", "b", numbers=tf.int32) != with_words("b", "a", numbers=tf.int32)
+
+
+def test_two_tables_of_other_kinds_are_told_apart():
+    def with_words(first, second):
+        by_word = tf.lookup.KeyValueTensorInitializer(first, tf.range(2, dtype=tf.int64))
+        by_number = tf.lookup.KeyValueTensorInitializer(tf.range(2, dtype=tf.int64), second)
+        word, number = tf.lookup.StaticHashTable(by_word, -1), tf.lookup.StaticHashTable(by_number, "?")
+        return facts_of(lambda x: tf.strings.length(number.lookup(word.lookup(tf.as_string(x)))), "x")
+
+    one = with_words(["a", "b"], ["c", "dd"])
+    assert one == with_words(["a", "b"], ["c", "dd"])
+    assert one != with_words(["b", "a"], ["c", "dd"])
+    assert one != with_words(["a", "b"], ["dd", "c"])
+
+
 def test_variables_that_are_only_read_are_told_apart():
     a, b = tf.Variable(tf.ones([3]), name="a"), tf.Variable(tf.ones([3]), name="b")
     assert facts_of(lambda x: x * (a - b), "x") != facts_of(lambda x: x * (b - a), "x")

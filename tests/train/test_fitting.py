@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -178,6 +179,15 @@ def test_data_that_end_sooner_elsewhere_are_told_before_a_step():
     own._at_hand = lambda: [16, 7]
     with pytest.raises(cn.InvalidArgument, match="b has come to the end of its data, and a trains on"):
         own.run()
+
+
+def test_of_data_of_their_own_a_batch_without_a_row_is_no_end():
+    """The step tells of it; to end the fit would leave out all that comes after it."""
+    stream = Taken()
+    own = fitting(stream, steps=2, peers=replace(two(Other()), sharded=True))
+    own._at_hand = lambda: [0, 7]
+    own.run()
+    assert stream.taken == [1, 1]
 
 
 def test_machines_that_train_by_themselves_make_as_many_steps_or_are_told():

@@ -177,7 +177,8 @@ def _watch(team: Team) -> _Over:
     team.wait(lambda: done() or failed() or bool(team.ending))
     if not done():
         resumable = failed() and team.finished[-1].code == RESUMABLE
-        team.wait(done, INTERRUPTED if team.ending else SAVING if resumable else PATIENCE)
+        saving = resumable and not team.workers[0].over
+        team.wait(done, INTERRUPTED if team.ending else SAVING if saving else PATIENCE)
     return _judged(team)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hardware.clusters.test_rendezvous import all_of, clusters
 
 from colonnade.errors import RESUMABLE, InvalidArgument
-from colonnade.hardware.clusters.meeting import GRACE, Meeting
+from colonnade.hardware.clusters.meeting import GRACE, IN_STEPS, OTHERWISE, Meeting
 
 
 class Machine:
@@ -102,6 +102,8 @@ class Clock:
 class Line:
     """A connection on which nothing comes."""
 
+    unanswered = 0.0
+
     def __init__(self):
         self.sent, self._end = [], threading.Event()
 
@@ -144,6 +146,36 @@ def test_who_stood_still_itself_does_not_take_the_others_for_silent(clocked):
     assert ends == []  # 4.5 s since it goes on
     look(0.6)
     assert "b was not heard for 5 s" in ends[0][0]
+
+
+def test_who_is_cut_off_is_missed_sooner_than_who_may_only_be_held_up(clocked):
+    """Outside of steps: the system of a machine answers whatever its program does."""
+    first, look, ends = clocked
+    first.silence = OTHERWISE
+    for _ in range(24):
+        look(0.5)
+    assert ends == []
+    first._links[2].unanswered = IN_STEPS + 0.1
+    look(0.5)
+    assert "c was not heard for 12 s" in ends[0][0]
+
+
+def test_a_machine_that_is_heard_is_there_whatever_its_system_answers(clocked):
+    first, look, ends = clocked
+    first.silence, first._links[2].unanswered = OTHERWISE, 60.0
+    for _ in range(9):
+        look(0.5)
+    first._heard[2] = first._clock()
+    look(0.6)
+    assert ends == []
+
+
+def test_in_long_steps_a_network_may_be_down_for_three_of_them(clocked):
+    first, look, ends = clocked
+    first.silence, first._links[2].unanswered = 30.0, 20.0
+    for _ in range(40):
+        look(0.5)
+    assert ends == []
 
 
 def test_who_stood_still_itself_gives_the_others_as_much_longer_to_be_back(clocked):

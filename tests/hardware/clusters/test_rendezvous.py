@@ -56,6 +56,20 @@ def test_all_know_what_each_said_and_are_connected_to_the_first():
     assert results[2][0][0].receive() == {"word": 1}
 
 
+def test_a_system_answers_for_a_program_that_does_not_read():
+    """As one that is stopped."""
+    results = all_of(clusters(2))
+    link = results[0][0][1]
+    time.sleep(0.3)
+    silent = link.unanswered
+    assert 0.25 < silent < 5
+    link.send({"beat": 1})
+    time.sleep(0.1)  # an answer may take 40 ms
+    assert link.unanswered < 0.25
+    link.close()
+    assert link.unanswered == 0
+
+
 def test_the_port_is_free_again_for_the_server_of_tensorflow():
     machines = clusters(2)
     all_of(machines)

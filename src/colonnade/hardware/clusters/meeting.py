@@ -27,7 +27,8 @@ BEAT = 0.5
 # machine stood still: what the others sent meanwhile has not been read yet.
 LATE = 1.0
 # Seconds without a beat after which a machine is lost: in a fit once steps are known, and at all other times,
-# when what a program does may hold Python up.
+# when what a program does may hold Python up. No program holds up what its system answers by itself: a
+# machine from which not even that comes is cut off, and lost after the shorter time always.
 IN_STEPS, OTHERWISE = 5.0, 15.0
 # After a machine has failed, the others fail by themselves if it is for the same reason.
 GRACE = 3.0
@@ -258,13 +259,18 @@ class Meeting:
             if rank not in self._gone:
                 self._tell(rank, {"beat": asdict(doing)})
         for rank, heard in self._heard.items():
-            if rank not in self._gone and now - heard > self.silence:
+            if rank not in self._gone and now - heard > self._bearable(rank):
                 self._lose(rank, f"was not heard for {now - heard:.0f} s")
         self._look_at_the_gone()
         if self._cluster.rank == 0:
             self._doing[0] = doing
             self._look_at_deadlines(now)
             self._look_at_calls()
+
+    def _bearable(self, rank: int) -> float:
+        """For how many seconds a machine may be silent."""
+        cut_off = self.silence == OTHERWISE and self._links[rank].unanswered > IN_STEPS
+        return IN_STEPS if cut_off else self.silence
 
     def _forgive(self, seconds: float) -> None:
         """This machine stood still: nobody's silence meanwhile counts, nor that nobody was back."""

@@ -27,6 +27,8 @@ JOIN_SECONDS = "COLONNADE_JOIN_SECONDS"
 # Seconds after which it is said who is still waited for: a scheduler may start machines one by one, but who
 # waits for a mistyped name should know soon.
 TOLD = 8.0
+# Where Linux has, in what it tells of a connection, the milliseconds since the other end answered.
+LAST_ANSWER = 56
 Said = dict[str, Any]
 
 
@@ -89,6 +91,21 @@ class MessageSocket:
             return False
         except OSError:
             return True
+
+    @property
+    def unanswered(self) -> float:
+        """Seconds since the system of the other end answered; 0 where that is not known.
+
+        It answers whatever it is sent, also where its program is held up, or stopped: not to be answered is
+        to be cut off from it.
+        """
+        if sys.platform != "linux":
+            return 0.0
+        try:
+            facts = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_ANSWER + 4)
+        except OSError:  # it is closed
+            return 0.0
+        return int.from_bytes(facts[LAST_ANSWER:], sys.byteorder) / 1000
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

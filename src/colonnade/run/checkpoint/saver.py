@@ -236,6 +236,13 @@ class Saver:
         if saved["spec"] != spec:
             rule = f"has another structure than at step {step}, when it was {saved['spec']}"
             yield Problem("data", spec, rule, "Pass the same data, or use another directory")
+        before = saved.get("parts", self._parts)  # which was not saved once
+        if self._checkpoint.data == "skip" and before != self._parts:
+            rule = (
+                f"step {step} was saved where {_readers(before)}, and now {_readers(self._parts)}: what was "
+                "seen is not what would be skipped"
+            )
+            yield Problem("data", "skip", rule, 'Go on as it was, or choose data="restart"')
         if self._checkpoint.data != "exact":
             return
         if saved["kind"] != "exact":
@@ -250,6 +257,11 @@ class Saver:
                 f"the run was begun with epochs={saved['epochs']}, and its place in the data is bound to that"
             )
             yield Problem("epochs", self._epochs, rule, "Finish it so; for more, call fit once more after it")
+
+    @property
+    def _parts(self) -> int:
+        """Into how many parts the data are parted, one for each machine; 1 where each reads all of them."""
+        return len(self._peers.devices) if self._peers.sharded else 1
 
     def until_save(self, step: int) -> int:
         """How many steps from here to the next save."""
@@ -326,6 +338,7 @@ class Saver:
             "passes": self._batches.begun,
             "cardinality": self._batches.cardinality,
             "before": list(self._before),
+            "parts": self._parts,
         }
 
         def described() -> Manifest:
@@ -363,6 +376,10 @@ class Saver:
             versions=_versions(),
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+
+def _readers(parts: int) -> str:
+    return f"{parts} machines had data of their own" if parts > 1 else "there was one set of data"
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class GraphDigest:
             called = [value.func] if value.WhichOneof("value") == "func" else list(value.list.func)
             if called:
                 yield from (name, *(self._of_function(one.name) for one in called))
-            elif self._sizes and not (name == "value" and _is_of_words(node)):
+            elif self._sizes and not (name == "value" and _is_a_word(node)):
                 yield from (name, value.SerializeToString(deterministic=True))
 
     def _of_function(self, name: str) -> str:
@@ -93,9 +93,13 @@ class GraphDigest:
         return self._of_functions[name]
 
 
-def _is_of_words(node: Any) -> bool:
-    """Whether it is a constant of strings, which may have names in them."""
-    return bool(node.attr["dtype"].type == tf.string.as_datatype_enum)
+def _is_a_word(node: Any) -> bool:
+    """Whether it is a constant of one string, which may be a message with names in it.
+
+    Several are words to choose from, and each process has an order of its own of a set of them.
+    """
+    words = node.attr["dtype"].type == tf.string.as_datatype_enum
+    return bool(words and not node.attr["value"].tensor.tensor_shape.dim)
 
 
 def _inputs(node: Any) -> Iterator[tuple[str, str]]:

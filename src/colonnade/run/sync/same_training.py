@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -27,6 +27,7 @@ SPOILT = "A machine computed something else, or was told to: look into that, and
 SHOWN = 3  # of the variables that differ
 STEP = "the first step on such a batch"
 OPAQUE = (tf.resource, tf.variant)  # what has no value that could be read
+LOOKUP = "LookupTableFindV2"
 
 
 def same_training(
@@ -69,17 +70,21 @@ def _ops(traces: Sequence[Traced | Any], known: Mapping[Any, str], *, sizes: boo
     """A digest of each op, with what it is told and what it is computed from."""
     digests = []
     for traced in traces:
-        graph = traced.concrete.graph
-        digests += GraphDigest(graph.as_graph_def(), _labels(traced.concrete, known), sizes=sizes).ops
+        graph = traced.concrete.graph.as_graph_def()
+        labels = _labels(traced.concrete, known, _kinds_of_tables(graph))
+        digests += GraphDigest(graph, labels, sizes=sizes).ops
     return sorted(digests)
 
 
-def _labels(concrete: Any, known: Mapping[Any, str]) -> dict[str, str]:
+def _labels(
+    concrete: Any, known: Mapping[Any, str], tables: Iterable[tuple[tf.DType, tf.DType]]
+) -> dict[str, str]:
     """What the inputs of a traced function are, by name.
 
     Args:
         concrete: the function.
         known: by their refs, what variables are.
+        tables: of what those that it looks into are keys and values.
     """
     of_variables = {
         id(variable.handle): known.get(variable.ref()) or _described(variable)
@@ -89,7 +94,7 @@ def _labels(concrete: Any, known: Mapping[Any, str]) -> dict[str, str]:
     given = len(concrete.inputs) - len(tensors)
     labels = {tensor.op.name: f"argument {i}" for i, tensor in enumerate(concrete.inputs[:given])}
     for tensor, placeholder in zip(tensors, concrete.inputs[given:], strict=True):
-        labels[placeholder.op.name] = of_variables.get(id(tensor)) or _value(tensor)
+        labels[placeholder.op.name] = of_variables.get(id(tensor)) or _value(tensor, tables)
     return labels
 
 
@@ -98,12 +103,35 @@ def _described(variable: Any) -> str:
     return f"{re.sub(r'_[0-9]+', '', variable.name)}{tuple(variable.shape)}{variable.dtype.name}"
 
 
-def _value(tensor: Any) -> str:
+def _value(tensor: Any, tables: Iterable[tuple[tf.DType, tf.DType]]) -> str:
     """Of a tensor that the function has from around it."""
     kind = f"a tensor {tensor.dtype.name}{tensor.shape}"
-    if not hasattr(tensor, "numpy") or tensor.dtype in OPAQUE:
+    if not hasattr(tensor, "numpy"):
         return kind
+    if tensor.dtype in OPAQUE:
+        rows = next((rows for pair in tables if (rows := _rows_of_table(tensor, *pair)) is not None), None)
+        return kind if rows is None else f"a table {_short(rows)}"
     return f"{kind} {zlib.crc32(_bytes(tensor))}"
+
+
+def _kinds_of_tables(graph: Any) -> set[tuple[tf.DType, tf.DType]]:
+    """Of what the tables that a graph looks into are keys and values, as those of `StringLookup` are."""
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    looks = [node for body in bodies for node in body if node.op == LOOKUP]
+    return {tuple(tf.as_dtype(node.attr[name].type) for name in ("Tin", "Tout")) for node in looks}
+
+
+def _rows_of_table(handle: Any, keys: tf.DType, values: tf.DType) -> list[tuple[Any, Any]] | None:
+    """What is in a table; None if this is none of such keys and values."""
+    try:
+        # To ask for the contents of another kind of table ends the process; to look into it is an error.
+        tf.raw_ops.LookupTableFindV2(
+            table_handle=handle, keys=tf.zeros([0], keys), default_value=tf.zeros([], values)
+        )
+        pairs = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=keys, Tvalues=values)
+    except tf.errors.OpError:
+        return None
+    return sorted(zip(*(part.numpy().tolist() for part in pairs), strict=True))
 
 
 def _bytes(value: Any) -> bytes:

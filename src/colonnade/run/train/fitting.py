@@ -142,7 +142,8 @@ class Fitting:
             check("fit()", unequal_batches(self.peers.names, batches))
             return min(one[0] for one in every)
         self.rows_of_all = [rows for rows, *_ in batches]
-        ended = [name for name, rows in zip(self.peers.names, self.rows_of_all, strict=True) if not rows]
+        # By the kind: a batch without a row is a mistake, and no end.
+        ended = [name for name, (_, kind) in zip(self.peers.names, batches, strict=True) if not kind]
         if ended and len(ended) < len(every):
             self.shown.say(f"the data of {', '.join(ended)} have ended; the other machines have some left")
         return 0 if ended else 1
