@@ -141,3 +141,27 @@ def test_a_vector_that_is_not_of_examples_is_a_mean_and_a_number_is_itself(rows)
         return made
 
     assert_that_of_keras(make, X[:rows], Y[:rows])
+
+
+class Leaves(keras.Model):
+    """Its metrics read what the call has left in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer, self.size = keras.layers.Dense(1), keras.metrics.Mean("size")
+
+    def call(self, x):
+        self.found = self.answer(x)
+        return self.found
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.size.update_state(self.found)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_metrics_of_what_the_call_has_left_in_an_attribute_are_refused_by_name(prove):
+    made = Leaves()
+    made.compile("sgd", "mse")
+    with pytest.raises(cn.InvalidArgument, match=r"compute_metrics='Leaves': reads what call has left"):
+        cn.fit(made, X, Y, devices=2, prove=prove, **FIT)

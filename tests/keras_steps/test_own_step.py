@@ -302,3 +302,40 @@ def test_counts_that_say_so_are_sums_over_the_replicas():
     made = chain(Examples(), keras.layers.Dense(2))
     cn.fit(made, X, Y, devices=3, batch_size=11, epochs=2, verbose=0)
     assert int(made.layers[0].count) == 44
+
+
+class Branches(keras.Model):
+    """A step that is a tf.function: AutoGraph makes branches and loops of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        total = tf.zeros([], x.dtype)
+        for i in tf.range(3):
+            total += tf.cast(i, x.dtype)
+        if total > 2:
+            total = total / 2
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2) * total
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_step_that_is_a_tf_function_may_branch_and_loop_by_tensors():
+    both = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 2})):
+        keras.utils.set_random_seed(0)
+        made = Branches()
+        made.compile(keras.optimizers.SGD(0.1))
+        history = fit(made, X[:12], Y[:12], batch_size=6, shuffle=False, verbose=0, **more).history
+        both.append([history["loss"], *made.get_weights()])
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -136,3 +136,27 @@ def test_a_step_of_its_own_that_tells_a_sum_is_refused():
     with pytest.raises(cn.InvalidArgument, match="test_step='Sums': tells what is no mean"):
         cn.test_on_batch(made, X, Y, devices=2)
     cn.evaluate(made, X, Y, devices=2, verbose=0, prove=False)
+
+
+class Leaves(keras.Model):
+    """Its loss reads what the call has left in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.answer = keras.layers.Dense(3), keras.layers.Dense(2)
+
+    def call(self, x):
+        self.code = self.mean(x)
+        return self.answer(self.code)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight) + ops.mean(self.code**2)
+
+
+def test_a_loss_may_read_what_the_call_has_left_in_an_attribute():
+    keras.utils.set_random_seed(0)
+    made = Leaves()
+    made.compile("sgd", "mse", metrics=["mae"])
+    options = {"batch_size": 4, "verbose": 0, "return_dict": True}
+    found = cn.evaluate(made, X, Y, devices=2, **options)
+    assert found == pytest.approx(made.evaluate(X, Y, **options), rel=1e-5)

@@ -4,13 +4,15 @@ What a model does to metrics may depend on `training`, on the structure of a bat
 trace has notes of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 
+from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.model.metrics import DeferredMetrics, MetricCalls, update
 from colonnade.run.model.training_step import all_metrics
@@ -65,6 +67,10 @@ class BatchMetrics:
             engine: what trains.
         """
         self._take(traces, whole)
+        with self._telling():
+            return self._of_batch(loss, outputs, given, engine)
+
+    def _of_batch(self, loss: Any, outputs: Any, given: Any, engine: Any) -> Any:
         if tf.executing_eagerly():  # a graph of its own, where a step is none
             return self._measured(loss, outputs, *given)
         housed = engine.housed if isinstance(engine, GraphEngine) else None
@@ -83,7 +89,8 @@ class BatchMetrics:
         before = [(v, v.numpy()) for metric in all_metrics(self._model) for v in metric.variables]
         self._model.reset_metrics()
         self._take(traces, whole)
-        logs = self._measure(loss, outputs, *given)
+        with self._telling():
+            logs = self._measure(loss, outputs, *given)
         self._model.reset_metrics()  # those that were made just now
         for variable, value in before:
             variable.assign(value)
@@ -100,6 +107,24 @@ class BatchMetrics:
         all_metrics(self._model)[0].update_state(loss, sample_weight=rows)
         prediction = with_masks(joined(predictions), joined(masks))
         return self._model.compute_metrics(x, y, prediction, sample_weight=weight)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """While metrics are computed of what the slices returned: of what else they left nobody knows."""
+        try:
+            yield
+        except TypeError as error:
+            if "out of scope" not in str(error):
+                raise
+            raise InvalidArgument("fit()", [self._left()]) from None
+        graph = tf.compat.v1.get_default_graph()
+        if any(map(tf.is_symbolic_tensor, getattr(graph, "external_captures", ()))):
+            raise InvalidArgument("fit()", [self._left()])
+
+    def _left(self) -> Problem:
+        rule = "reads what call has left in an attribute, which here is of a slice"
+        fix = "Let call return it, or give it to a metric in call: self.tracker.update_state(...)"
+        return Problem("compute_metrics", type(self._model).__name__, rule, fix)
 
     def _of_whole(self) -> Notes:
         assert self._whole is not None

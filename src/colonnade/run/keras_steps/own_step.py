@@ -25,7 +25,7 @@ from colonnade.run.keras_steps.split_inputs import EVERY_INPUT, SplitInputs, unc
 from colonnade.run.model.optional_values import without_optionals
 from colonnade.run.model.own_loss import OwnLoss
 from colonnade.run.model.replica_scope import AppliedInside, ReplicaScope, Size
-from colonnade.run.model.training_step import all_metrics
+from colonnade.run.model.training_step import all_metrics, plain_step
 from colonnade.run.model.user_line import Failures
 from colonnade.run.model.whole_batch import AddedLosses, told_kinds
 from colonnade.run.move.reduce import order_for, star
@@ -89,8 +89,7 @@ class OwnStep:
         split: SplitInputs = EVERY_INPUT,
     ) -> None:
         self._model, self._prover, self._split = model, prover, split
-        # Of a step that is a tf.function the plain one: in a function inside of it no trace can be cut.
-        self._step = getattr(step, "python_function", step)
+        self._step = plain_step(step, model)
         self.devices, self.copies = tuple(devices), ReplicaCopies(devices, of_read=True)
         # By the kind of a batch: whether sizes grow with the number of examples, by their places (see
         # `ReplicaScope`); and those for which traces had to be made once more.

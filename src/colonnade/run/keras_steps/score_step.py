@@ -19,6 +19,7 @@ from colonnade.run.batch.widths import Widths
 from colonnade.run.data.feed import on_host
 from colonnade.run.keras_steps.added_kinds import SPREADS, at_random, with_inputs_at_random
 from colonnade.run.keras_steps.forward import Asked, Forward, OnSlices, predicted
+from colonnade.run.keras_steps.own_step import OwnStep
 from colonnade.run.keras_steps.split_inputs import SplitInputs
 from colonnade.run.model.metrics import MetricCalls, grows, update
 from colonnade.run.model.optional_values import without_optionals
@@ -58,6 +59,9 @@ class ScoreStep:
         self._forward = Forward(self._predict, devices, asked)
         self._several = len(devices) > 1
         self._graphs: dict[Hashable, Any] = {}
+        # Takes this one's place where a loss reads what the call has left in attributes, which is of a slice.
+        self._on_slices: OwnStep | None = None
+        self._devices, self._prover = devices, asked.prover
         self._noted: dict[int, MetricCalls] = {}  # by how many examples the model was called for
         # What layers add, as far as it is known; and what slices give, to look at that.
         self._widths, self._kinds = Widths(), list[str | None]()
@@ -71,12 +75,19 @@ class ScoreStep:
 
     def once(self, data: Any, coming: Any = None) -> Any:
         """What Keras tells of one batch."""
+        if self._on_slices is not None:
+            return self._on_slices.once(data)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(on_host(without_optionals(data)))
         batch = self._widths.opened(Arguments((self._split.marked(x), y, weight), {}, BATCH))
         if not self._forward.begin() or (None in self._kinds and self._adds(batch)):
             self._graphs = {}
         if batch.key() not in self._graphs:
-            self._graphs[batch.key()] = self._graph(batch)
+            made = self._graph(batch)
+            if any(map(tf.is_symbolic_tensor, made.graph.external_captures)):
+                own = self._model, self._model.test_step, self._devices, self._prover, self._split
+                self._on_slices = OwnStep(*own)
+                return self._on_slices.once(data)
+            self._graphs[batch.key()] = made
         return self._graphs[batch.key()](*batch.components())
 
     @tf.autograph.experimental.do_not_convert  # Keras does not convert a model's code either

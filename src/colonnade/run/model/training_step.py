@@ -1,7 +1,9 @@
 """The training step of a compiled Keras model as a function of a batch, for `cn.verify(model, ...)`."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import keras
@@ -90,3 +92,19 @@ def if_taken(fn: Any, **options: Any) -> dict[str, Any]:
 def has_own(model: keras.Model, name: str) -> bool:
     """Whether a model, or its class, has a method of its own in place of Keras's."""
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+
+
+def plain_step(step: Callable[[Any], Any], model: keras.Model) -> Callable[[Any], Any]:
+    """Of a step that is a tf.function the plain one: in a function inside of another no trace can be cut.
+
+    It is what AutoGraph makes of it, as a tf.function does: branches and loops may depend on tensors.
+    """
+    function = getattr(step, "python_function", None)
+    if function is None:
+        return step
+    method = inspect.unwrap(function, stop=inspect.ismethod)
+    plain = method.__func__ if inspect.ismethod(method) else function
+    with suppress(OSError, TypeError):  # without its source TensorFlow takes it as it is, too
+        inspect.getsource(plain)
+        plain = tf.autograph.to_graph(plain)
+    return partial(plain, model) if inspect.ismethod(method) else plain
