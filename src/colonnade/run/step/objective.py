@@ -103,8 +103,7 @@ class Objective(Traced):
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
         (factor, *args), kwargs = arguments.unpack(components)
-        # Persistent, because weights may have to be differentiated too.
-        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape(persistent=True)
+        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
 
         @contextmanager
         def recorded() -> Iterator[None]:
@@ -138,9 +137,10 @@ class Objective(Traced):
         turned, upstream = self._turned(differentiated)
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters, output_gradients=upstream)
-        if share.weight is not None:
-            of_weights = tape.gradient(share.weight, self.parameters)
-            check("the loss function", _trained(self.parameters, of_weights))
+            if share.weight is not None:
+                # Not by a tape: with one for two gradients, TensorFlow makes those of functions at each call.
+                of_weights = tf.gradients(share.weight, self.parameters)
+                check("the loss function", _trained(self.parameters, of_weights))
         with tf.name_scope(HEALTH):
             health = stacked([vital(g) for g in gradients]) if self._examined else None
         seconds = None
