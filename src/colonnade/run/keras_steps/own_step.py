@@ -36,6 +36,7 @@ from colonnade.run.prove.second_looks import ProvedSizes
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
+from colonnade.run.step.untrainable import overwritten
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
@@ -218,6 +219,8 @@ class OwnStep:
         """Optimizers that would look at parts of variables as if they were whole."""
         for optimizer, variables in self._optimizers:
             trained = variables or self._model.trainable_variables
+            if len(self.devices) > 1:
+                yield from overwritten(trained)
             yield from looking(optimizer, [getattr(v, "value", v) for v in trained])
 
     def traces(self, batch: Arguments) -> list[Traced]:

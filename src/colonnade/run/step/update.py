@@ -32,6 +32,8 @@ from colonnade.run.trace.raw_call import raw_call
 GATE = tf.TensorSpec([], tf.int32)
 # Of what is compiled: whole numbers of 32 bits are in the memory of the host, also for a card.
 SMOOTH_GATE = tf.TensorSpec([], tf.float32)
+# Optimizers that assign to their variables when these are made; older Keras has none.
+ASSIGNING = tuple(filter(None, [getattr(keras.optimizers, "ScheduleFreeAdamW", None)]))
 
 
 class Update:
@@ -41,17 +43,25 @@ class Update:
         optimizer: a Keras optimizer that is built.
         parameters: what it trains.
         specs: for each parameter the spec of its gradient, or None where there is none.
+        unused: what it was built for besides, and the loss does not use.
     """
 
-    def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        parameters: Sequence[tf.Variable],
+        specs: Sequence[Any],
+        unused: Sequence[Any] = (),
+    ) -> None:
         present = [i for i, spec in enumerate(specs) if spec is not None]
         packed = [specs[i] for i in present]
         trained = as_keras([parameters[i] for i in present])
+        absent = [*as_keras([p for p, spec in zip(parameters, specs, strict=True) if spec is None]), *unused]
 
         def apply(gate: Any, *components: Any) -> Any:
             gradients = tf.nest.pack_sequence_as(packed, components, expand_composites=True)
             with tf.control_dependencies([gate]):
-                apply_to(optimizer, gradients, trained)
+                apply_to(optimizer, gradients, trained, absent)
                 return tf.constant(0)
 
         self._parameters = list(parameters)
@@ -228,9 +238,16 @@ def _shapes_of_tables(specs: Sequence[Any], shapes: Sequence[tf.TensorShape]) ->
     return known
 
 
-def apply_to(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Hand gradients over as Keras's own step does: an optimizer may have an `apply_gradients` of its own."""
+def apply_to(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any] = ()
+) -> None:
+    """Hand gradients over as Keras's own step does: an optimizer may have an `apply_gradients` of its own.
+
+    Of variables without a gradient only one wants to hear that has others inside for some of them each.
+    """
     given = as_divided(gradients, optimizer)
+    if any(hasattr(one, "optimizers") for one in inside(optimizer)):
+        given, variables = [*given, *[None] * len(absent)], [*variables, *absent]
     own = getattr(optimizer.apply_gradients, "__func__", None)
     if own is keras.optimizers.Optimizer.apply_gradients or not given:
         optimizer.apply(given, variables)
@@ -249,6 +266,18 @@ def inside(optimizer: Any) -> list[Any]:
     """An optimizer and those that it hands gradients on to."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [optimizer, *(deeper for one in inner if one is not None for deeper in inside(one))]
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the variables of an optimizer, as Keras does at its first step.
+
+    Keras makes them in a trace of which TensorFlow keeps initial values, and makes no assignment (Keras
+    3.15). So what this one assigns to its momenta is not there in a training of Keras, nor is it here.
+    """
+    if not any(isinstance(one, ASSIGNING) for one in inside(optimizer)):
+        optimizer.build(variables)
+        return
+    concrete(lambda: None if optimizer.built else optimizer.build(variables))
 
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:
