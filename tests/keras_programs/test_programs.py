@@ -12,13 +12,18 @@ import pytest
 import tensorflow as tf
 from families import kept
 from keras_programs import (
+    data_and_callbacks,
     given_noise,
     more_steps,
     newcomers,
     odd_corners,
+    optimizers,
     other_inputs,
     own_steps,
     plain_steps,
+    rarer_layers,
+    rarer_losses,
+    rarer_steps,
     refused,
     several_networks,
     uneven,
@@ -32,23 +37,35 @@ pytestmark = pytest.mark.usefixtures("double")
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
 EQUAL |= given_noise.EQUAL | newcomers.EQUAL
+RARER = optimizers.EQUAL | rarer_layers.EQUAL | rarer_losses.EQUAL | rarer_steps.EQUAL
+RARER |= data_and_callbacks.EQUAL
+EQUAL |= RARER
+DRAWING = (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps, optimizers)
+DRAWING += (rarer_layers, rarer_losses, rarer_steps, data_and_callbacks)
 REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
+REFUSED |= rarer_losses.REFUSED | rarer_steps.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
 TOLERANCE = 1e-9
 # Keras computes or keeps these in float32, whatever it is given: some steps of that.
-COARSE = {"CTC": 5e-7, "captcha reader": 5e-7, "LoRA": 5e-7, "int8": 5e-7}
+COARSE = {"CTC": 5e-7, "captcha reader": 5e-7, "LoRA": 5e-7, "int8": 5e-7, "CTC of several lengths": 5e-7}
 
 
-def trained(make, fit, batch_size=10, **more):
+def prepared(make, batch_size=10):
+    """A program from its start: the model, its data, the size of batches, options."""
     keras.utils.set_random_seed(0)
-    for module in (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps):
+    for module in DRAWING:
         module.RNG = np.random.default_rng(1)
     made, data, *options = make()
     size = {} if isinstance(data[0], IN_BATCHES) else {"batch_size": batch_size}
+    return made, data, size, options[0] if options else {}
+
+
+def trained(make, fit, batch_size=10, **more):
+    made, data, size, options = prepared(make, batch_size)
     names = dict(zip(("x", "y", "sample_weight"), data, strict=False))
-    options = {**(options[0] if options else {}), **size, **names, **more}
-    history = fit(made, epochs=2, shuffle=False, verbose=0, **options).history
+    options = {"epochs": 2, "shuffle": False, "verbose": 0, **options}
+    history = fit(made, **{**options, **size, **names, **more}).history
     return history, [(v.path, v.numpy()) for v in made.variables]
 
 
@@ -98,9 +115,37 @@ def test_a_program_is_that_of_keras(name, devices):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings(
+    "ignore:Gradients do not exist", "ignore:`model.compiled_", "ignore:.*calls Python"
+)
 @pytest.mark.parametrize(("name", "devices"), [case for case in CASES if case not in QUICK])
 def test_every_program_is_that_of_keras(name, devices):
     assert_that_of_keras(name, devices)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings(
+    "ignore:Gradients do not exist", "ignore:`model.compiled_", "ignore:.*calls Python"
+)
+@pytest.mark.parametrize("name", RARER)
+def test_a_trained_program_is_evaluated_and_predicts_as_with_keras(name):
+    made, data, size, _ = prepared(RARER[name])
+    names = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+    if isinstance(data[0], GeneratorType) or (
+        isinstance(data[0], tf.data.Dataset) and data[0].cardinality() == tf.data.INFINITE_CARDINALITY
+    ):
+        pytest.skip("its data have no end")
+    keras.Model.fit(made, **names, **size, verbose=0)
+    options = {**size, "verbose": 0}
+    expected = made.evaluate(**names, **options, return_dict=True)
+    found = cn.evaluate(made, **names, **options, return_dict=True, devices=4)
+    assert found.keys() == expected.keys()
+    tolerance = COARSE.get(name, TOLERANCE)
+    for metric in expected:
+        assert_close(found[metric], expected[metric], metric, tolerance)
+    pairs = made.predict(data[0], **options), cn.predict(made, data[0], **options, devices=4)
+    for one, other in zip(*map(tf.nest.flatten, pairs), strict=True):
+        assert_close(other, one, "prediction", tolerance)
 
 
 SAID = kept(

@@ -6,6 +6,7 @@ By that order Keras puts averages into weights when a fit ends, and state into a
 import keras
 import numpy as np
 import pytest
+from families import long
 
 import colonnade as cn
 
@@ -67,3 +68,37 @@ def test_averages_and_loaded_state_are_of_the_right_variables(tmp_path, kind, va
     assert ours == names
     for weight, other in zip(weights, equal, strict=True):
         np.testing.assert_allclose(other, weight, atol=2e-6)
+
+
+def by_parts():
+    inside = {".*bias": keras.optimizers.Adam(0.1)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), inside))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("optimizer", [by_parts, *long(lambda: keras.optimizers.ScheduleFreeAdamW(0.01))])
+def test_optimizers_that_keras_builds_in_its_step_are_what_they_are_there(optimizer):
+    """One wants to hear of variables without a gradient; one assigns to its momenta, in vain."""
+    weights = []
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 2})):
+        model = built(optimizer)
+        fit(model, X, Y, **FIT, **more)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-6)
+
+
+def test_a_next_value_in_the_place_of_a_gradient_is_refused_by_name():
+    model = keras.Sequential([keras.Input([16]), keras.layers.Dense(16), keras.layers.Dense(2)])
+    for layer in model.layers:
+        layer.quantize("float8")
+    model.compile("sgd", "mse")
+    with pytest.raises(cn.InvalidArgument, match=r"variable='.*scale': is given its next value.*float8"):
+        cn.fit(model, np.ones([8, 16]), np.ones([8, 2]), devices=2, prove=False, **FIT)
+
+
+def test_a_loss_that_depends_on_nothing_that_is_trained_is_refused():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, found: keras.ops.mean(y))
+    with pytest.raises(cn.InvalidArgument, match="the loss does not depend on what is trained"):
+        cn.fit(model, X[0], Y, devices=2, **FIT)

@@ -342,7 +342,7 @@ def test_what_takes_its_gradient_as_its_value_is_for_one_slice(rows):
     if rows == 1:
         trainer.train_on_batch(np.ones((1, 2), "float32"))
         return
-    with pytest.raises(cn.InvalidArgument, match=r"quantized/.*takes its gradient as its value \(float8\)"):
+    with pytest.raises(cn.InvalidArgument, match=r"quantized/.*is given its next value in the place of a gradient \(float8\)"):
         trainer.train_on_batch(np.ones((rows, 2), "float32"))
 
 

@@ -15,8 +15,8 @@ from colonnade.run.engine.penalty import Bound, LossScale, Penalty
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.memory.estimate import Memory, limited, misfits
 from colonnade.run.step.objective import Objective
-from colonnade.run.step.untrainable import complex_numbers, without_path
-from colonnade.run.step.update import Update, as_keras
+from colonnade.run.step.untrainable import complex_numbers, overwritten, without_path
+from colonnade.run.step.update import Update, as_keras, build
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.traced import Voice
@@ -102,11 +102,22 @@ class Traces:
             raise InvalidArgument("Trainer()", [Problem("loss", self._settings.loss, rule, fix)])
         if self._settings.penalty is not None:
             self.penalty = Penalty(self._settings.penalty, parameters)
+        elif self._settings.optimized is not None and not any(
+            gradient is not None for gradient in self.objectives[0].structure.gradients
+        ):  # Keras refuses it too
+            rule = "are there of no variable: the loss does not depend on what is trained"
+            fix = "Compute it from what the model gives, without tf.stop_gradient or whole numbers on the way"
+            raise InvalidArgument("this training", [Problem("gradients", None, rule, fix)])
+        if self._num_replicas > 1:
+            check("this training", overwritten(parameters))
         check("this training", looking(self.optimizer, parameters))
         if not self.optimizer.built:
             check("Trainer()", without_path(self.optimizer, parameters))
             optimized = self._settings.optimized
-            self.optimizer.build(as_keras(parameters) if optimized is None else optimized())
+            if optimized is None:
+                self.optimizer.build(as_keras(parameters))
+            else:
+                build(self.optimizer, optimized())
             if self._has_own_scale:
                 # The scale is a variable, which is there only now; the traces hold its first value.
                 self._objectives.forget()
@@ -196,8 +207,14 @@ class Traces:
         """The update for gradients like these, or for specs of them."""
         key = tuple(gradient_specs(gradients, self.parameters))
         if key not in self._updates:
-            self._updates[key] = Update(self.optimizer, self.parameters, key)
+            self._updates[key] = Update(self.optimizer, self.parameters, key, self._unused())
         return self._updates[key]
+
+    def _unused(self) -> list[Any]:
+        """What the optimizer was built for, and the loss does not use."""
+        used = {parameter.ref() for parameter in self.parameters}
+        optimized = self._settings.optimized
+        return [] if optimized is None else [v for v in optimized() if v.value.ref() not in used]
 
     @property
     def penalized(self) -> list[str]:

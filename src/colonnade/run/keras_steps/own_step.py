@@ -36,10 +36,11 @@ from colonnade.run.prove.second_looks import ProvedSizes
 from colonnade.run.prove.step_in_slices import StepInSlices
 from colonnade.run.prove.verdict import Prover
 from colonnade.run.step.gradient_rows import lookups
+from colonnade.run.step.untrainable import overwritten
 from colonnade.run.step.whole_variables import looking
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
-from colonnade.run.trace.keras_owner import keras_variable, overwritten
+from colonnade.run.trace.keras_owner import keras_variable
 from colonnade.run.trace.replica_context import remembered
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import call_with_sums, problems

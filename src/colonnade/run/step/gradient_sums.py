@@ -9,7 +9,6 @@ from colonnade.errors import Problem
 from colonnade.run.move.reduce import add
 from colonnade.run.step.gradient_rows import DENSE, FOLDED, MIXED, ONCE, OWN, SAME, Form
 from colonnade.run.step.objective import Objective, Share
-from colonnade.run.trace.keras_owner import overwritten
 
 # For a parameter: None if its gradients are added as they are; `dense` if they are made dense before; the
 # kinds of their pieces if these are added one by one.
@@ -32,7 +31,6 @@ def recipes(
     if len(traces) == 1:
         return [None] * len(traces[0].parameters), problems
     # What is traced may depend on the size of a batch, also where it does not on those of its slices.
-    problems += overwritten(traces[0].parameters)
     one_device = whole()
     for i, parameter in enumerate(traces[0].parameters):
         forms = [t.forms[i] for t in (*traces, one_device) if t.forms[i] is not None]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from colonnade.errors import Problem
 from colonnade.run.step.objective import Objective
-from colonnade.run.trace.keras_owner import keras_variable
+from colonnade.run.trace.keras_owner import keras_variable, keras_variables
 from colonnade.run.trace.traced import Traced
 
 
@@ -27,6 +27,16 @@ def without_path(optimizer: Any, parameters: Sequence[tf.Variable]) -> Iterator[
         for name in [parameter.name for parameter in parameters if keras_variable(parameter) is None]:
             rule = "is a tf.Variable, and Muon asks for Keras variables"
             yield Problem("variable", name, rule, "Make it a keras.Variable, or choose another optimizer")
+
+
+def overwritten(parameters: Sequence[Any]) -> Iterator[Problem]:
+    """Variables that have no gradient but a next value in its place, such as the scales of float8."""
+    plain = [p.value if isinstance(p, keras.Variable) else p for p in parameters]
+    for known in keras_variables(plain):
+        if known is not None and known.overwrite_with_gradient:
+            rule = "is given its next value in the place of a gradient (float8), and each slice has another"
+            yield Problem("variable", known.path, rule, "Train it on one device (devices=1)")
+            return
 
 
 def split_by_width(traced: Traced) -> Iterator[Problem]:

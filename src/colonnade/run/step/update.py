@@ -32,6 +32,8 @@ from colonnade.run.trace.raw_call import raw_call
 GATE = tf.TensorSpec([], tf.int32)
 # Of what is compiled: whole numbers of 32 bits are in the memory of the host, also for a card.
 SMOOTH_GATE = tf.TensorSpec([], tf.float32)
+# Optimizers that assign to their variables when these are made; older Keras has none.
+ASSIGNING = tuple(filter(None, [getattr(keras.optimizers, "ScheduleFreeAdamW", None)]))
 
 
 class Update:
@@ -41,17 +43,26 @@ class Update:
         optimizer: a Keras optimizer that is built.
         parameters: what it trains.
         specs: for each parameter the spec of its gradient, or None where there is none.
+        unused: what it was built for besides, and the loss does not use.
     """
 
-    def __init__(self, optimizer: Any, parameters: Sequence[tf.Variable], specs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        parameters: Sequence[tf.Variable],
+        specs: Sequence[Any],
+        unused: Sequence[Any] = (),
+    ) -> None:
         present = [i for i, spec in enumerate(specs) if spec is not None]
         packed = [specs[i] for i in present]
-        trained = as_keras(parameters)
+        absent = [None] * len(unused)
+        trained = [*as_keras(parameters), *unused]
 
         def apply(gate: Any, *components: Any) -> Any:
             given = iter(tf.nest.pack_sequence_as(packed, components, expand_composites=True))
             with tf.control_dependencies([gate]):
-                apply_to(optimizer, [None if spec is None else next(given) for spec in specs], trained)
+                gradients = [None if spec is None else next(given) for spec in specs]
+                apply_to(optimizer, [*gradients, *absent], trained)
                 return tf.constant(0)
 
         self._parameters = list(parameters)
@@ -254,6 +265,18 @@ def inside(optimizer: Any) -> list[Any]:
     """An optimizer and those that it hands gradients on to."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [optimizer, *(deeper for one in inner if one is not None for deeper in inside(one))]
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the variables of an optimizer, as Keras does at its first step.
+
+    Keras makes them in a trace of which TensorFlow keeps initial values, and makes no assignment (Keras
+    3.15). So what this one assigns to its momenta is not there in a training of Keras, nor is it here.
+    """
+    if not any(isinstance(one, ASSIGNING) for one in inside(optimizer)):
+        optimizer.build(variables)
+        return
+    concrete(lambda: None if optimizer.built else optimizer.build(variables))
 
 
 def as_keras(variables: Sequence[tf.Variable]) -> list[Any]:

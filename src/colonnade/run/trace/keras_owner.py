@@ -5,7 +5,7 @@ many variables, because that takes some tens of milliseconds. `gc.freeze()` hide
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -13,8 +13,6 @@ from weakref import ref
 
 import keras
 import tensorflow as tf
-
-from colonnade.errors import Problem
 
 LAYERS = (keras.layers.BatchNormalization, keras.layers.RNN)
 
@@ -49,15 +47,6 @@ def not_frozen(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """
     owners = keras_variables(variables)
     return [v for v, owner in zip(variables, owners, strict=True) if owner is None or owner.trainable]
-
-
-def overwritten(variables: Iterable[tf.Variable]) -> Iterator[Problem]:
-    """Variables that take their gradient as their value, as what Keras scales float8 layers by."""
-    for owner in keras_variables(variables):
-        if owner is not None and getattr(owner, "overwrite_with_gradient", False):
-            rule = "takes its gradient as its value (float8), and what slices give adds up to another one"
-            fix = "Train it on one device (devices=1), or do not quantize the layer"
-            yield Problem("variable", owner.path, rule, fix)
 
 
 def layers_of(variables: Iterable[tf.Variable]) -> list[Any]:
