@@ -330,40 +330,19 @@ def test_a_penalty_of_some_rows_adds_its_rows(devices, home):
     np.testing.assert_allclose(table, alone, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [2, 1])
-def test_what_takes_its_gradient_as_its_value_is_for_one_slice(rows):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_takes_its_gradient_as_its_value_is_for_one_device(devices):
     """The scales of a float8 layer: the sum of two slices would be twice the scale."""
     layer = keras.layers.Dense(2, dtype="float32", name="quantized")
     layer.build((None, 2))
     layer.quantize("float8")
     trainer = cn.Trainer(
-        lambda x: tf.reduce_sum(layer(x, training=True) ** 2, axis=1), keras.optimizers.SGD(0.01), devices=2
+        lambda x: tf.reduce_sum(layer(x, training=True) ** 2, axis=1),
+        keras.optimizers.SGD(0.01),
+        devices=devices,
     )
-    if rows == 1:
-        trainer.train_on_batch(np.ones((1, 2), "float32"))
+    if devices == 1:
+        trainer.train_on_batch(np.ones((2, 2), "float32"))
         return
-    with pytest.raises(cn.InvalidArgument, match=r"quantized/.*is given its next value in the place of a gradient \(float8\)"):
-        trainer.train_on_batch(np.ones((rows, 2), "float32"))
-
-
-@pytest.mark.parametrize("rows", [4, *long(5)])
-def test_fixed_rows_of_a_number_that_varies_with_the_width_and_with_the_batch(rows):
-    """From the second width on a trace does not know how many there are; they are once for every example."""
-    rng = np.random.default_rng(0)
-    batches = [rng.normal(size=(rows, width)) for width in (2, 3, 2)]
-    start = rng.normal(size=[4, 1])
-    tables = [tf.Variable(start), tf.Variable(start)]
-
-    def loss(table, x):
-        rows = tf.tile(tf.range(tf.shape(x)[1]), [tf.shape(x)[0]])
-        read = tf.reshape(tf.gather(table, rows), tf.shape(x))
-        return tf.reduce_mean((read - x) ** 2, axis=1)
-
-    optimizer = keras.optimizers.Adam(0.1)
-    trainer = cn.Trainer(lambda x: loss(tables[1], x), keras.optimizers.Adam(0.1), devices=2)
-    for x in batches:
-        with tf.GradientTape() as tape:
-            value = tf.reduce_mean(loss(tables[0], x))
-        optimizer.apply([tape.gradient(value, tables[0])], tables[:1])
-        trainer.train_on_batch(x)
-    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-6)
+    with pytest.raises(cn.InvalidArgument, match=r"quantized/.*is given its next value .* \(float8\)"):
+        trainer.train_on_batch(np.ones((2, 2), "float32"))
