@@ -38,7 +38,7 @@ check: $(VENV)/.dev
 soak: $(VENV)/.dev
 	@$(BIN)/python tests/soaking.py $(PIECE)
 
-# The contest: about 35 minutes; QUICK=--quick takes five minutes. See benchmarks/throughput/README.md.
+# The contest: half an hour; QUICK=--quick takes five minutes. See benchmarks/throughput/README.md.
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/throughput/main.py $(QUICK)
 

@@ -1,6 +1,6 @@
 """How fast the trainer is, against all that a user could take instead, each at its best setting.
 
-main.py                                  about 35 minutes on two cores
+main.py                                  half an hour on two cores
 main.py --quick                          five minutes: four models, 2 devices, two short rounds
 main.py --models cnn --devices 2,32      these contests only
 main.py --who colonnade,mirrored         these contenders only
