@@ -95,37 +95,6 @@ def cells():
     return compiled(made, "huber"), (SERIES, TARGET)
 
 
-class Loops(layers.Layer):
-    """Loops and branches of `keras.ops`, around weights."""
-
-    def build(self, shape):
-        self.decay = self.add_weight(shape=(shape[-1],), initializer="random_normal", name="decay")
-        self.count = self.add_weight(
-            shape=(), dtype="int32", initializer="ones", trainable=False, name="count"
-        )
-
-    def call(self, x):
-        decay = ops.sigmoid(self.decay)
-        steps = ops.transpose(x, (1, 0, 2))
-        last, every = ops.scan(lambda h, each: (decay * h + each, h * each), ops.zeros_like(steps[0]), steps)
-        summed = ops.associative_scan(lambda a, b: a + decay * b, x, axis=1)
-        fixed = ops.fori_loop(0, 3, lambda i, h: ops.tanh(h * decay + ops.cast(i, h.dtype)), last)
-        _, grown = ops.while_loop(
-            lambda i, h: i < 2, lambda i, h: (i + 1, h + decay * ops.sin(h)), (ops.zeros((), "int32"), fixed)
-        )
-        chosen = ops.cond(self.count > 0, lambda: grown * decay, lambda: grown)
-        switched = ops.switch(self.count, [lambda h: h, lambda h: h * 2, ops.exp], chosen)
-        by_row = ops.vectorized_map(lambda row: row * ops.sum(row), switched)
-        return by_row + ops.mean(every, axis=0) + ops.mean(summed, axis=1)
-
-    def compute_output_shape(self, shape):
-        return shape[0], shape[-1]
-
-
-def loops_of_ops():
-    return compiled(stack(Loops(), layers.Dense(2), given=(6, 3))), (SERIES, TARGET)
-
-
 def masked_attention():
     """Padding and a causal mask together; the scores are an output that nobody trains."""
     ids = keras.Input([None], dtype="int64")
@@ -400,7 +369,6 @@ EQUAL = {
     "one table for two inputs": one_table_for_two_inputs,
     "a call that is a tf.function": decorated_call,
     "cells of many kinds": cells,
-    "loops and branches of keras.ops": loops_of_ops,
     "padding and a causal mask": masked_attention,
     "miniature GPT": small_generator,
     "norms of images": norms_of_images,
