@@ -32,6 +32,7 @@ from colonnade.run.checkpoint.tensor_files import read
 from colonnade.run.checkpoint.writer import UnwrittenStep, Writer
 from colonnade.run.data.batches import Batches
 from colonnade.run.data.fit_data import FitData
+from colonnade.run.data.iterator_state import other_parts
 from colonnade.run.engine.history import Record
 from colonnade.run.engine.protocols import Steps, Stream
 from colonnade.run.machines.peers import ALONE, Peers
@@ -80,6 +81,8 @@ class Saver:
         self._more = more
         self._before, self._fit, self._epochs = before, len(before) + 1, epochs
         self._peers = peers
+        # Of the data, one for each machine; 1 where each reads all of them.
+        self._parts = len(self._peers.devices) if self._peers.sharded else 1
         self._archive = Archive(Path(checkpoint.directory))
         self._directory = self._archive.directory
         self._stack = ExitStack()
@@ -236,13 +239,8 @@ class Saver:
         if saved["spec"] != spec:
             rule = f"has another structure than at step {step}, when it was {saved['spec']}"
             yield Problem("data", spec, rule, "Pass the same data, or use another directory")
-        before = saved.get("parts", self._parts)  # which was not saved once
-        if self._checkpoint.data == "skip" and before != self._parts:
-            rule = (
-                f"step {step} was saved where {_readers(before)}, and now {_readers(self._parts)}: what was "
-                "seen is not what would be skipped"
-            )
-            yield Problem("data", "skip", rule, 'Go on as it was, or choose data="restart"')
+        if self._checkpoint.data == "skip" and (before := saved.get("parts", self._parts)) != self._parts:
+            yield other_parts(step, before, self._parts)
         if self._checkpoint.data != "exact":
             return
         if saved["kind"] != "exact":
@@ -257,11 +255,6 @@ class Saver:
                 f"the run was begun with epochs={saved['epochs']}, and its place in the data is bound to that"
             )
             yield Problem("epochs", self._epochs, rule, "Finish it so; for more, call fit once more after it")
-
-    @property
-    def _parts(self) -> int:
-        """Into how many parts the data are parted, one for each machine; 1 where each reads all of them."""
-        return len(self._peers.devices) if self._peers.sharded else 1
 
     def until_save(self, step: int) -> int:
         """How many steps from here to the next save."""
@@ -376,10 +369,6 @@ class Saver:
             versions=_versions(),
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-
-def _readers(parts: int) -> str:
-    return f"{parts} machines had data of their own" if parts > 1 else "there was one set of data"
 
 
 def _schedule(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,19 @@ def generator_problem(data: Any) -> Problem:
     )
 
 
+def other_parts(step: int, before: int, now: int) -> Problem:
+    """The data of the saved step were parted among another number of machines."""
+    rule = (
+        f"step {step} was saved where {_readers(before)}, and now {_readers(now)}: what was seen is not what "
+        "would be skipped"
+    )
+    return Problem("data", "skip", rule, 'Go on as it was, or choose data="restart"')
+
+
+def _readers(parts: int) -> str:
+    return f"{parts} machines had data of their own" if parts > 1 else "there was one set of data"
+
+
 def _handle(iterator: Any) -> Any:
     return tf.nest.flatten(iterator, expand_composites=True)[0]
 
