@@ -56,6 +56,14 @@ def physics(kind):
     return made, (PLACES, np.sin(PLACES[:, :1]))
 
 
+class Jacobian(PhysicsByStep):
+    def residual(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = self.net(x)
+        return ops.sum(tape.batch_jacobian(found, x), axis=(1, 2))
+
+
 class Forwards(layers.Layer):
     """A layer that is trained by itself."""
 
@@ -228,6 +236,7 @@ def distiller():
 EQUAL = {
     "physics in compute_loss": lambda: physics(PhysicsByLoss),
     "physics in a train_step": lambda: physics(PhysicsByStep),
+    "a Jacobian in a train_step": lambda: physics(Jacobian),
     "layers that are trained one by one": forward_forward,
     "compiled_loss and compiled_metrics": deprecated,
     "diffusion with an average network that is tested": noisy,
