@@ -93,7 +93,7 @@ def run(after=None, count=64, **options):
     say("parameters", repr([p.numpy().tolist() for p in made.parameters]))
 
 
-def fit(after=None):
+def fit(after=None, count=64, checkpoint=True):
     """The same by `cn.fit`, without what replicas draw: it is to go on on any number of devices."""
     keras.utils.set_random_seed(11)
     keras.config.set_floatx("float64")
@@ -110,8 +110,8 @@ def fit(after=None):
 
     slower = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.5)
     options = {"epochs": EPOCHS, "verbose": 0, "prove": False, "devices": DEVICES}
-    checkpoint = cn.Checkpoint(FOLDER, every=5)
-    history = cn.fit(model, data(64), callbacks=[slower, Looks()], checkpoint=checkpoint, **options)
+    options["checkpoint"] = cn.Checkpoint(FOLDER, every=5) if checkpoint else None
+    history = cn.fit(model, data(count), callbacks=[slower, Looks()], **options)
     say("history", repr(history.history))
     say("parameters", repr([w.tolist() for w in model.get_weights()]))
 
@@ -151,9 +151,9 @@ elif WHAT == "fit":
     fit()
 elif WHAT == "fit_killed":
     fit(at(7, killed))
-elif WHAT == "fit_stopped":  # soon after it has made some steps
+elif WHAT == "fit_stopped":  # soon after it has made some steps; most of its time is in them
     EPOCHS = 100_000
-    fit(at(7, hang_in_a_step))
+    fit(at(7, hang_in_a_step), count=64_000, checkpoint=False)
 elif WHAT == "stopped":
     EPOCHS = 100_000
     run(at(7, hang_in_a_step), log_every=7)

@@ -1,4 +1,4 @@
-"""Ports for the servers of a cluster: free ones, all from one range, so that one rule can fence them."""
+"""Ports for the machines of a cluster: free ones, all from one range, so that one rule can fence them."""
 
 import random
 import socket
@@ -10,7 +10,7 @@ from colonnade.describe.clusters.slurm_step import PORTS
 def free(count: int = 1) -> list[int]:
     """So many ports of this machine that nobody listens on.
 
-    At random, because between this moment and the start of a server another launcher may look as well.
+    At random, because between this moment and the start of a program another launcher may look as well.
     """
     ports: list[int] = []
     with ExitStack() as held:  # until all are found, so that none is found twice
@@ -26,7 +26,7 @@ def free(count: int = 1) -> list[int]:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket on all interfaces, as that of TensorFlow's server will be."""
+    """A socket on all interfaces, as the door of a machine will be."""
     six = socket.has_dualstack_ipv6()
     listener = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -48,7 +48,13 @@ def test_the_refusal_says_what_a_stranger_could_do_and_how_to_fence(hosts, said)
     environ = {} if said is None else {"COLONNADE_PRIVATE_NETWORK": said}
     found = problem(hosts, "2222", environ)
     assert (found.argument, found.value) == ("COLONNADE_PRIVATE_NETWORK", said)
-    for words in ("no authentication", "all interfaces", "read and write your files", "port 2222", *hosts):
+    for words in (
+        "all interfaces",
+        "neither encrypted nor signed",
+        "take a machine's place",
+        "port 2222",
+        *hosts,
+    ):
         assert words in found.rule
     for words in ("WireGuard", "namespace", "--private-network", "docs/machines.md", *rules(hosts, "2222")):
         assert words in found.fix

@@ -2,8 +2,6 @@
 
 import json
 import random
-import signal
-import threading
 
 import pytest
 import tensorflow as tf
@@ -61,79 +59,6 @@ def test_a_missed_meeting_asks_to_be_started_again(monkeypatch, capsys):
         joining.join(Cluster.from_environment({"TF_CONFIG": TWO}))
     assert left.value.code == RESUMABLE
     assert "127.0.0.1 (127.0.0.1:1) did not answer" in capsys.readouterr().err.replace("/0", "")
-
-
-def test_an_alarm_that_was_set_before_comes_when_it_is_due():
-    rung = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 100)
-        with joining._killed_after(50):
-            assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-            assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
-        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
-        signal.raise_signal(signal.SIGALRM)
-        assert rung == [1]
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        with joining._killed_after(50):
-            pass
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-def in_a_thread(do):
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join()
-
-
-@pytest.fixture
-def alarm():
-    """As where nobody has set one; that of pytest goes on afterwards."""
-    before, left = signal.signal(signal.SIGALRM, signal.SIG_DFL), signal.setitimer(signal.ITIMER_REAL, 0)
-    yield
-    signal.signal(signal.SIGALRM, before)
-    signal.setitimer(signal.ITIMER_REAL, *left)
-
-
-def test_outside_of_the_main_thread_the_kernel_ends_the_process_too(alarm):
-    """As in Ray, which trains in a thread of its own."""
-    seen = []
-
-    def join():
-        with joining._killed_after(50):
-            seen.append(signal.getitimer(signal.ITIMER_REAL)[0])
-
-    in_a_thread(join)
-    assert 40 < seen[0] <= 50
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_outside_of_the_main_thread_an_alarm_of_somebody_else_is_left_alone(alarm, capsys):
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    seen = []
-
-    def join():
-        with joining._killed_after(50):
-            seen.append(signal.getitimer(signal.ITIMER_REAL)[0])
-
-    in_a_thread(join)
-    assert seen == [0.0]
-    assert "SIGALRM has a handler" in capsys.readouterr().err
-
-
-def test_sigterm_stays_what_it_was():
-    def own(*_):
-        pass
-
-    before = signal.signal(signal.SIGTERM, own)
-    try:
-        with joining._sigterm_kept():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_to_join_after_tensorflow_has_started_is_refused(monkeypatch):

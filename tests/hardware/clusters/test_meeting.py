@@ -193,16 +193,6 @@ def test_who_stood_still_itself_gives_the_others_as_much_longer_to_be_back(clock
     assert "b, c hangs" in ends[0][0]
 
 
-def test_silence_can_be_counted_from_now(clocked):
-    first, look, ends = clocked
-    for _ in range(9):
-        look(0.5)
-    first.listen_anew()
-    for _ in range(9):
-        look(0.5)
-    assert ends == []
-
-
 def test_machines_at_different_places_of_the_program_are_told(machines):
     threading.Thread(target=machines[0].meeting.exchange, args=("Trainer()", 1), daemon=True).start()
     threading.Thread(target=machines[1].meeting.exchange, args=("fit()", 1), daemon=True).start()

@@ -70,11 +70,11 @@ def test_a_system_answers_for_a_program_that_does_not_read():
     assert link.unanswered == 0
 
 
-def test_the_port_is_free_again_for_the_server_of_tensorflow():
+def test_the_port_is_free_again_for_the_next_door():
     machines = clusters(2)
     all_of(machines)
     host, port = machines[0].addresses[0].split(":")
-    with socket.socket() as server:  # as gRPC does it, while the connections stay
+    with socket.socket() as server:  # while the connections stay
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, int(port)))
         server.listen()
@@ -256,7 +256,7 @@ def test_a_name_that_means_something_else_to_the_first_machine_itself(names, own
 
 def test_a_training_on_loopback_is_listened_for_on_loopback():
     first, _ = clusters(2)
-    with rendezvous._door(first, rendezvous._Patience(0.0, 0.0)) as door:
+    with rendezvous.door_of(first, 0, rendezvous.Patience(0.0, 0.0)) as door:
         assert door.getsockname() == _place(first)
 
 

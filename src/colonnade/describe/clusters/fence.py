@@ -1,6 +1,7 @@
 """What keeps strangers from the ports of a cluster, and the refusal to open them without it.
 
-TensorFlow's server listens on all interfaces, also where it is told one address, and has no authentication.
+Machines that join listen at their ports on all interfaces until all are there, and what they send each other
+is neither encrypted nor signed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,10 @@ def problem(hosts: Sequence[str], ports: str, environ: Mapping[str, str]) -> Pro
     named = list(dict.fromkeys(hosts))
     places = ", ".join(named[:4]) + (", ..." if len(named) > 4 else "")
     rule = (
-        f"must be 1, which says that no stranger reaches port {ports} of {places}. TensorFlow's server "
-        "listens there on all interfaces and has no authentication: whoever reaches it can run any op on "
-        "that machine as you, and so read and write your files"
+        f"must be 1, which says that no stranger reaches port {ports} of {places}. There, on all interfaces, "
+        "machines wait for each other until all have come, and what they send is neither encrypted nor "
+        "signed: whoever reaches a port meanwhile can take a machine's place, and whoever is on the way can "
+        "read parameters and gradients, and so much of the data, and change them"
     )
     commands = "\n".join(f"      {command}" for command in rules(hosts, ports))
     fix = (

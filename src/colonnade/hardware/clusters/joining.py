@@ -1,4 +1,4 @@
-"""Joins the machines of a cluster: their connections, TensorFlow's server, a common seed; `cn.machines()`.
+"""Joins the machines of a cluster: their connections, a common seed; `cn.machines()`.
 
 Every machine runs the same program. What would make them differ is compared before anything is started:
 versions, and the file of the program.
@@ -10,13 +10,9 @@ import os
 import platform
 import random
 import secrets
-import signal
 import socket
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +26,10 @@ import colonnade
 from colonnade.describe.clusters.cluster import WHERE, Cluster
 from colonnade.errors import RESUMABLE, AlreadyStarted, InvalidArgument, Problem
 from colonnade.hardware.clusters.meeting import Meeting
+from colonnade.hardware.clusters.neighbours import ring_of
 from colonnade.hardware.clusters.program_end import ProgramEnd
 from colonnade.hardware.clusters.rendezvous import JOIN_SECONDS, MissedMeeting, gathered
+from colonnade.hardware.clusters.ring import Ring
 
 SECONDS = 60.0
 # In the environment of a process that has joined, for its children: which machine of which cluster it is.
@@ -75,7 +73,7 @@ class Joined:
 
     cluster: Cluster
     meeting: Meeting
-    strategy: Any  # holds TensorFlow's server; nothing else is done with it
+    ring: Ring
 
 
 _joined: Joined | None = None
@@ -135,6 +133,7 @@ def join(cluster: Cluster) -> None:
         "drawn": _random_states(),
         # The one that was set, or else the one that TensorFlow takes beside the seed of an op.
         "tensorflow": tf.compat.v1.get_seed(0)[0],
+        "word": secrets.token_hex(32),  # by that of the first machine neighbours know each other
     }
     try:
         links, everyone = gathered(cluster, hello, _patience())
@@ -147,20 +146,12 @@ def join(cluster: Cluster) -> None:
         meeting.close(failed="it is not like the others")
         raise
     _seed([one["drawn"] for one in everyone], int(everyone[0]["seed"]), int(everyone[0]["tensorflow"]))
-    spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        spec, task_type="worker", task_id=cluster.rank, rpc_layer="grpc"
-    )
-    with _sigterm_kept(), _killed_after(_patience()):
-        try:
-            strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-        except (tf.errors.OpError, RuntimeError) as error:
-            # Its port is taken by now, or another machine is gone.
-            words = str(error).partition(chr(10))[0]
-            meeting.lost(f"TensorFlow's server of {cluster.name} did not start ({words})")
-            raise
-    meeting.listen_anew()
-    _joined = Joined(cluster, meeting, strategy)
+    try:
+        ring = ring_of(cluster, str(everyone[0]["word"]), _patience())
+    except MissedMeeting as error:
+        meeting.lost(str(error))
+        raise
+    _joined = Joined(cluster, meeting, ring)
     os.environ[JOINED] = _mark(cluster)
     _leave_at_the_end(meeting)
 
@@ -171,48 +162,6 @@ def _leave_for_later(error: MissedMeeting) -> NoReturn:
         raise error
     print(f"colonnade: {error}", file=sys.stderr, flush=True)
     raise SystemExit(RESUMABLE) from error
-
-
-@contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Around the start of TensorFlow's server, which takes SIGTERM for itself and does not end at it."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        # None: it was not set by Python, which cannot set it again; nor can any other thread.
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _killed_after(seconds: float) -> Iterator[None]:
-    """Around the start of TensorFlow's server, which waits an hour for those of machines that died meanwhile.
-
-    It does so with Python locked, so that nobody here can do anything: the kernel ends the process. The exit
-    code of a signal asks for another start, too.
-    """
-    main, begun = threading.current_thread() is threading.main_thread(), time.monotonic()
-    handler = signal.getsignal(signal.SIGALRM)
-    if main:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    elif handler is not signal.SIG_DFL:  # only the main thread can change that; Ray trains in another
-        print(
-            "colonnade: joining outside of the main thread, and SIGALRM has a handler: if a machine dies "
-            "while TensorFlow's servers start, this program hangs, and must be killed",
-            file=sys.stderr,
-            flush=True,
-        )
-        yield
-        return
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        after = max(left - (time.monotonic() - begun), 0.01) if left else 0.0
-        signal.setitimer(signal.ITIMER_REAL, after, interval)
-        if main and handler is not None:
-            signal.signal(signal.SIGALRM, handler)
 
 
 def refuse_late(cluster: Cluster) -> None:

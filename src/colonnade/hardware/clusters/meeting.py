@@ -1,9 +1,9 @@
 """The machines of a training keep in touch: they exchange what all must agree on, and notice who is gone.
 
 All are connected to the first one. Everybody sends a beat twice a second; who is not heard for some seconds,
-or whose connection ends without a goodbye, is lost. A collective of TensorFlow cannot go on then, and no
-other can ever be made in the same process. So every other machine ends at once, with the exit code that asks
-to be started again; nothing is saved on the way. A beat says what its machine is at (see `whereabouts`), so
+or whose connection ends without a goodbye, is lost. Steps cannot go on without it, and the ring of machines
+has to be closed anew. So every other machine ends at once, with the exit code that asks to be started again;
+nothing is saved on the way. A beat says what its machine is at (see `whereabouts`), so
 that machines that wait for each other for ever are noticed too.
 """
 
@@ -279,10 +279,6 @@ class Meeting:
         self._here.forgive(seconds)
         with self._lock:
             self._deadlines = {call: deadline + seconds for call, deadline in self._deadlines.items()}
-
-    def listen_anew(self) -> None:
-        """After what has held up Python on all machines: silence counts from now."""
-        self._forgive(0.0)
 
     def _look_at_calls(self) -> None:
         verdict = deadlock(self._doing, self._cluster.names)

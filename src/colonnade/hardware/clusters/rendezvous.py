@@ -1,7 +1,6 @@
 """Connects the machines of a cluster: all others come to the first, and say who they are.
 
-The first one listens at its port, before TensorFlow's server does, and closes that door when all are in. The
-connections stay (see `Meeting`): no port is opened that the cluster does not have anyway.
+The first one listens at its port, and closes that door when all are in. The connections stay (see `Meeting`).
 """
 
 import contextlib
@@ -131,8 +130,8 @@ def _receive_all(
 ) -> tuple[dict[int, MessageSocket], list[Said]]:
     links: dict[int, MessageSocket] = {}
     said = {0: mine}
-    patience = _Patience(deadline, seconds)
-    with _door(cluster, patience) as door:
+    patience = Patience(deadline, seconds)
+    with door_of(cluster, 0, patience) as door:
         while (left := deadline - time.monotonic()) > 0:
             _leave_out_ended(links, said)
             if len(said) == cluster.size:
@@ -181,7 +180,7 @@ def _leave_out_ended(links: dict[int, MessageSocket], said: dict[int, Said]) -> 
 def _go_to_first(
     cluster: Cluster, mine: Said, deadline: float, seconds: float
 ) -> tuple[dict[int, MessageSocket], list[Said]]:
-    patience = _Patience(deadline, seconds)
+    patience = Patience(deadline, seconds)
     while (left := deadline - time.monotonic()) > 0:
         try:
             link = MessageSocket(socket.create_connection(parted(cluster.addresses[0]), min(left, BREATH)))
@@ -211,7 +210,7 @@ def _answer(link: MessageSocket, deadline: float) -> Said | None:
     return answer
 
 
-class _Patience:
+class Patience:
     """How long the others are waited for; after some seconds it is said once for whom."""
 
     def __init__(self, deadline: float, seconds: float) -> None:
@@ -236,14 +235,15 @@ def _say(words: str) -> None:
     print(f"colonnade: {words}", file=sys.stderr, flush=True)
 
 
-def _door(cluster: Cluster, patience: _Patience) -> socket.socket:
-    """Where the others knock; while another program has the port, or the name is not known, it is waited for.
+def door_of(cluster: Cluster, rank: int, patience: Patience) -> socket.socket:
+    """Where others knock; while another program has the port, or the name is not known, it is waited for.
 
-    The first machine's own name need not mean to itself what it means to others: Debian lets it be
-    127.0.1.1, and it may have addresses of both families. So the door is at all of its addresses, as that of
-    TensorFlow's server is going to be; but that of machines which are all loopback is at theirs.
+    A machine's own name need not mean to itself what it means to others: Debian lets it be 127.0.1.1, and it
+    may have addresses of both families. So the door is at all of its addresses; but that of machines which
+    are all loopback is at theirs.
     """
-    host, port = parted(cluster.addresses[0])
+    address, name = cluster.addresses[rank], "the first machine" if rank == 0 else "each machine"
+    host, port = parted(address)
     inside = all(is_loopback(parted(address)[0]) for address in cluster.addresses)
     while True:
         try:
@@ -256,22 +256,22 @@ def _door(cluster: Cluster, patience: _Patience) -> socket.socket:
         except socket.gaierror as error:  # a name comes into DNS when it does, as that of a pod
             rule = f"its name is not known here ({error.strerror})"
             if not patience.over:
-                patience.note(f"{cluster.addresses[0]}: {rule}")
+                patience.note(f"{address}: {rule}")
                 time.sleep(0.2)
                 continue
-            fix = "Give the first machine a name that it knows itself by"
-            raise MissedMeeting(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
+            fix = f"Give {name} a name that it knows itself by"
+            raise MissedMeeting(WHERE, [Problem("address", address, rule, fix)]) from None
         except OSError as error:
             taken = error.errno == TAKEN
             if taken and not patience.over:
-                patience.note(f"another program listens at {cluster.addresses[0]}")
+                patience.note(f"another program listens at {address}")
                 time.sleep(0.05)
                 continue
             why = "another program listens there" if taken else "it is no address of this machine"
             rule = f"cannot be listened at ({error.strerror or error}): {why}"
-            fix = "Give the first machine its own address and a free port"
+            fix = f"Give {name} its own address and a free port"
             wrong = MissedMeeting if taken else InvalidArgument
-            raise wrong(WHERE, [Problem("address", cluster.addresses[0], rule, fix)]) from None
+            raise wrong(WHERE, [Problem("address", address, rule, fix)]) from None
 
 
 def _check_own(places: Iterable[Any]) -> None:
@@ -299,7 +299,7 @@ def _listening_everywhere(port: int, size: int) -> socket.socket:
 
 
 def _listening(family: int, place: Any, size: int) -> socket.socket:
-    """A door. TensorFlow's server is to have the same port, while the connections that came in by it stay.
+    """A door. The next one here is to have the same port, while connections that came in by it stay.
 
     That takes SO_REUSEADDR. With SO_REUSEPORT, others could open a door of their own beside this one, and be
     given some of those who knock.

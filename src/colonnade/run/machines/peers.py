@@ -6,6 +6,7 @@ The slices of a batch are those of one machine that has all the devices; every m
                                                          a:0 | a:1 | b:0
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,9 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from colonnade.errors import Problem
+from colonnade.errors import InvalidArgument, Problem
 from colonnade.hardware.clusters import joining
 from colonnade.hardware.clusters.meeting import IN_STEPS, OTHERWISE, Meeting
+from colonnade.hardware.clusters.ring import OutOfStep, Ring, RingBroken
 from colonnade.hardware.clusters.whereabouts import DATA, Progress
 from colonnade.hardware.placement import short
 from colonnade.run.batch.split import sizes
@@ -26,6 +28,8 @@ from colonnade.run.machines.call_pace import FIRST_CALLS, CallPace
 from colonnade.run.machines.collective import HOST, Collective, carried, packed
 
 LAST_WORDS = 3.0
+# How an op whose function raised these says so.
+OUT_OF_STEP = re.compile(rf"{OutOfStep.__name__}: (.*)")
 SAME_PROGRAM = "Run the same program, with the same data, on every machine"
 
 
@@ -88,17 +92,11 @@ class Peers:
 
     def with_own_data(self) -> "Peers":
         """The same, where each machine brings data of its own."""
-        assert self.collective is not None
-        return replace(self, sharded=True, collective=self.collective.of_one_training())
+        return replace(self, sharded=True)
 
     def by_themselves(self) -> "Peers":
         """The same, where each machine makes its steps by itself: sums and rows are its own."""
         return replace(self, apart=True)
-
-    def begin_graph(self) -> None:
-        """Before the graph of a step is built."""
-        if self.sharded and self.collective is not None:
-            self.collective.restart()
 
     def own_log(self, logdir: str | Path | None) -> str | Path | None:
         """Where this machine writes its log: the first one where it is asked to, the others beside it."""
@@ -143,18 +141,11 @@ class Peers:
 
     def gathered(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         """Sparse gradients with the rows of all machines, one after the other."""
-        if not slices:
-            return []
         assert self.collective is not None
-        with tf.device(HOST):
-            own = tf.stack([tf.size(one.indices) for one in slices])
-            (counts,) = self.sum([self.row(own)])
-        result = []
-        for i, one in enumerate(slices):
-            values = self.collective.rows(one.values, counts[:, i])
-            indices = self.collective.rows(one.indices, counts[:, i])
-            result.append(tf.IndexedSlices(values, indices, one.dense_shape))
-        return result
+        return [
+            tf.IndexedSlices(self.collective.rows(o.values), self.collective.rows(o.indices), o.dense_shape)
+            for o in slices
+        ]
 
     def agree(self, where: str, facts: Mapping[str, Any], fix: str = SAME_PROGRAM) -> None:
         """See that all machines have the same facts; raise on every machine what differs, and where."""
@@ -174,6 +165,10 @@ class Peers:
         try:
             yield
         except tf.errors.OpError as error:
+            if (mismatch := OUT_OF_STEP.search(str(error.message))) is not None:
+                own = self.names[self.rank]
+                wrong = Problem("machine", own, mismatch[1], SAME_PROGRAM)
+                raise InvalidArgument("steps on several machines", [wrong]) from None
             if is_loss(error):
                 time.sleep(LAST_WORDS)  # who sees that a machine is gone knows more, and ends this process
                 self.meeting.lost(
@@ -232,7 +227,7 @@ class Peers:
 
 
 ALONE = Peers(0, ((),))
-_COLLECTIVES: dict[int, Collective] = {}  # one for all trainings of the process: they share the order
+_COLLECTIVES: dict[Ring, Collective] = {}  # one for all trainings of the process: they share the order
 
 
 def peers_of(devices: Sequence[str], where: str) -> Peers:
@@ -243,9 +238,9 @@ def peers_of(devices: Sequence[str], where: str) -> Peers:
     cluster = joining.joined()
     if cluster is None:
         return Peers(0, (tuple(devices),), generation=joining.left_alone())
-    if cluster.cluster.size not in _COLLECTIVES:
-        _COLLECTIVES[cluster.cluster.size] = Collective(cluster.cluster.size)
-    collective = _COLLECTIVES[cluster.cluster.size]
+    if cluster.ring not in _COLLECTIVES:
+        _COLLECTIVES[cluster.ring] = Collective(cluster.ring)
+    collective = _COLLECTIVES[cluster.ring]
     every = cluster.meeting.exchange(where, [short(device) for device in devices])
     names = tuple(tuple(own) for own in every)
     here = cluster.cluster
@@ -253,12 +248,8 @@ def peers_of(devices: Sequence[str], where: str) -> Peers:
 
 
 def is_loss(error: tf.errors.OpError) -> bool:
-    """Whether a step failed because another machine is gone, or no longer in step."""
-    gone = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    late = (tf.errors.DeadlineExceededError, tf.errors.InternalError)
-    return joining.joined() is not None and (
-        isinstance(error, gone) or (isinstance(error, late) and "ollective" in str(error.message))
-    )
+    """Whether a step failed because another machine is gone."""
+    return isinstance(error, tf.errors.UnknownError) and RingBroken.__name__ in str(error.message)
 
 
 def outside() -> list[Problem]:

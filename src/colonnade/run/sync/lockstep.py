@@ -251,7 +251,6 @@ class Lockstep(GraphEngine):
     def step(self, batch: Arguments) -> Outcome:
         counts = self.cut(batch)
         own = self.peers.own(counts)
-        self.peers.begin_graph()
         how = self._how(batch)
         late = self.housed.late.of(self._traced(batch), own)
         with tf.control_dependencies(self.housed.late.before(late, own)):
