@@ -107,6 +107,16 @@ def test_an_op_has_one_thread_where_every_core_has_a_device(monkeypatch):
     assert plan(Request(virtual=2, devices=(0,)), CARDS).threads is None
 
 
+def test_processes_of_one_machine_divide_its_cores(monkeypatch):
+    monkeypatch.setattr(layout, "cores", lambda: 8)
+    threads = {(n, k): plan(Request(virtual=n), (), k).threads for n in (1, 2, 4) for k in (1, 2, 3, 8)}
+    assert threads[1, 2] == threads[2, 2] == (4, 0)
+    assert threads[1, 3] == threads[2, 3] == (2, 0)
+    assert threads[1, 8] == threads[4, 2] == (1, 0)
+    assert threads[1, 1] is None
+    assert plan(Request(threads=3), (), 2).threads == (3, 3)
+
+
 def test_a_limit_on_the_cpu_is_kept_for_each_part():
     assert plan(Request(virtual=3, memory=512), ()).parts == ((512,) * 3,)
 

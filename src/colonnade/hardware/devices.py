@@ -46,7 +46,7 @@ def setup(
         soft_placement: let an op without a kernel for its device run on the CPU.
         threads: threads inside an op and between ops: one number for both, or a pair. By default TensorFlow
             chooses; but an op has one thread where the CPU is divided into as many devices as it has
-            cores, or more.
+            cores, or more. Processes of one machine that train together divide its cores.
 
     With CPU devices on glibc, blocks of memory that were freed are kept for the next op; set
     `MALLOC_TRIM_THRESHOLD_` in the environment to settle that yourself.
@@ -68,8 +68,10 @@ def setup(
     global _done
     cards = visible_cards()
     request = leased(Request(devices, virtual, memory, growth, soft_placement, threads), os.environ, cards)
-    layout = plan(request, cards)
     cluster = joining.unjoined()
+    joined = joining.joined()
+    together = cluster if joined is None else joined.cluster
+    layout = plan(request, cards, processes=1 if together is None else together.beside)
     if started():
         if cluster is not None:
             joining.refuse_late(cluster)

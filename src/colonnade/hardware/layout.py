@@ -18,9 +18,6 @@ DIVIDED_FRACTION = 0.9
 CONTEXT = 1024
 # CUDA itself needs more than this on a card, so a smaller limit (MiB) is a mistake.
 SMALLEST_LIMIT = 16
-# Where there are as many virtual devices as cores, each op has a thread: an op that spreads over all cores
-# takes them from the other devices, and waits for all of them.
-ONE_THREAD = (1, 0)
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,33 @@ class Layout:
     threads: tuple[int, int] | None = None  # inside an op, between ops; 0 is for TensorFlow to choose
 
 
-def plan(request: Request, cards: Sequence[Card]) -> Layout:
-    """Check a request against the cards of the machine; all that is wrong comes in one error."""
+def plan(request: Request, cards: Sequence[Card], processes: int = 1) -> Layout:
+    """Check a request against the cards of the machine; all that is wrong comes in one error.
+
+    Args:
+        processes: how many train together on this machine.
+    """
     check("setup()", _problems(request, cards))
     threads = _pair(request.threads)
     parts = int(request.virtual or 1)
     if not cards:
-        if threads is None and parts >= max(2, cores()):
-            threads = ONE_THREAD
+        if threads is None:
+            threads = _share(parts, processes)
         limit = None if request.memory is None else int(request.memory)
         return Layout("CPU", (0,), ((limit,) * parts,), threads=threads)
     chosen = _chosen(request, cards)
     limits = tuple((_limit(request.memory, cards[i], request.virtual),) * parts for i in chosen)
     return Layout("GPU", chosen, limits, request.growth, threads)
+
+
+def _share(parts: int, processes: int) -> tuple[int, int] | None:
+    """Threads for the devices of the CPU, where others of the same training compute beside them.
+
+    An op that spreads over all cores takes them from the other devices, and waits for all of them.
+    """
+    if parts * processes >= max(2, cores()):
+        return 1, 0
+    return (cores() // processes, 0) if processes > 1 else None
 
 
 def leased(request: Request, environment: Mapping[str, str], cards: Sequence[Card]) -> Request:

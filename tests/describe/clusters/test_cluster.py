@@ -141,3 +141,17 @@ def test_a_cluster_that_strangers_could_reach_is_refused_with_a_fence_for_its_ve
         cluster.check_private({})
     for command in rules(["10.0.0.1", "10.0.0.2", "10.0.0.3"], "2222, 2223"):
         assert command in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "beside"),
+    [
+        (("a:1", "b:1"), 1),
+        (("a:1", "b:1", "a:2"), 2),
+        (("127.0.0.1:1", "localhost:2", "[::1]:3"), 3),
+        (("127.0.0.1:1", "b:2"), 1),
+    ],
+)
+def test_how_many_are_processes_of_one_machine(addresses, beside):
+    """They divide its cores."""
+    assert Cluster(addresses, 0).beside == beside

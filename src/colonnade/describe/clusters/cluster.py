@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from colonnade.describe.clusters import fence, slurm_step, tf_config
-from colonnade.describe.clusters.address import amiss, parted, repeated
+from colonnade.describe.clusters.address import amiss, is_loopback, parted, repeated
 from colonnade.describe.fields import shown
 from colonnade.errors import InvalidArgument, Problem, check, is_whole
 
@@ -93,6 +93,13 @@ class Cluster:
     def name(self) -> str:
         """What this machine is called."""
         return self.names[self.rank]
+
+    @property
+    def beside(self) -> int:
+        """How many of the machines are processes of one and the same host, this program's."""
+        hosts = [parted(address)[0] for address in self.addresses]
+        own = hosts[self.rank]
+        return sum(host == own or (is_loopback(host) and is_loopback(own)) for host in hosts)
 
     @property
     def digest(self) -> str:
