@@ -26,7 +26,11 @@ from peers import PEERS  # noqa: E402
 from players import Entry, Player  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
+from colonnade.hardware.cores import cores  # noqa: E402
+
 RANK = HERE / "tensorflow_rank.py"
+MIRRORED = "MultiWorkerMirroredStrategy"
+DIVIDED = f"{MIRRORED} with divided cores"
 MB = 10**6
 # Bytes of a sum, and how many sums a call has.
 SIZES = {1 * MB: 40, 10 * MB: 8, 100 * MB: 2}
@@ -37,11 +41,12 @@ STEPS, LEVEL = 10_000, 1.01  # steps whose memory is looked at, and what the las
 
 
 def sums(rounds: int, quick: bool, console: Console) -> list[Claim]:
-    """Sums over 2 and 4 processes: by TensorFlow's collective, by gloo, by plain sockets."""
+    """Sums over 2 and 4 processes: by Colonnade, by TensorFlow's collective, by gloo, by plain sockets."""
     claims = []
     for count in (2,) if quick else (2, 4):
         kinds = {
-            "TensorFlow": Setting(Path(sys.executable), RANK, ("sums",), count),
+            "Colonnade": Setting(Path(sys.executable), RANK, ("sums",), count),
+            "TensorFlow": Setting(Path(sys.executable), RANK, ("tensorflow_sums",), count),
             "sockets": Setting(Path(sys.executable), HERE / "socket_rank.py", (), count),
         }
         if not PEERS["torch"].missing():
@@ -51,11 +56,11 @@ def sums(rounds: int, quick: bool, console: Console) -> list[Claim]:
             for size, times in (QUICK_SIZES if quick else SIZES).items():
                 turns = {name: _summing(group, size, times) for name, group in groups.items()}
                 contest = _held(turns, rounds, console, f"{size // MB} MB, {count} processes")
-                what = f"a sum of {size // MB} MB over {count} processes, TensorFlow against"
+                what = f"a sum of {size // MB} MB over {count} processes, Colonnade against"
                 claims += [
-                    Claim(f"{what} {other}", contest.ratio("TensorFlow", other, "ms"))
+                    Claim(f"{what} {other}", contest.ratio("Colonnade", other, "ms"))
                     for other in groups
-                    if other != "TensorFlow"
+                    if other != "Colonnade"
                 ]
     return claims
 
@@ -68,7 +73,9 @@ def steps(models: list[str], rounds: int, console: Console) -> list[Claim]:
             turns: dict[str, Callable[[], float]] = {}
             for name, arguments in (
                 ("colonnade", ("colonnade", model, "synchronous")),
-                ("MultiWorkerMirroredStrategy", ("multiworker", model)),
+                (MIRRORED, ("multiworker", model, "0")),
+                # As many as its share of the cores, which TensorFlow does not choose by itself.
+                (DIVIDED, ("multiworker", model, str(max(1, cores() // 2)))),
             ):
                 try:
                     group = stack.enter_context(Group(Setting(Path(sys.executable), RANK, arguments, 2)))
@@ -92,7 +99,11 @@ def steps(models: list[str], rounds: int, console: Console) -> list[Claim]:
                 player = stack.enter_context(_playing(entry))
                 turns[entry.name] = lambda player=player: player.turn(1.0, 180)["step"] / 1000
             contest = _held(turns, rounds, console, model)
-            for other in [name for name in turns if name != "colonnade"]:
+            medians = {
+                name: contest.spread(name, "ms").median for name in (MIRRORED, DIVIDED) if name in turns
+            }
+            worse = [name for name in medians if name != min(medians, key=lambda name: medians[name])]
+            for other in [name for name in turns if name not in ("colonnade", *worse)]:
                 ratio = contest.ratio("colonnade", other, "ms")
                 claims.append(Claim(f"{model}: 2 processes against {other}", ratio, 1.0))
     return claims

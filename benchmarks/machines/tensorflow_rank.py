@@ -1,14 +1,18 @@
 """A program of a group that uses TensorFlow: `tensorflow_rank.py WHAT MODEL [MODE]`.
 
-    sums          sums of so many bytes, so many times: Colonnade's collective, in a loop in the graph
-    colonnade     steps of a model by cn.Trainer, with one device in each program; MODE is what `sync=` is
-    multiworker   the same by MultiWorkerMirroredStrategy, in the loop that its users write
+    sums             sums of so many bytes, so many times, in a loop in the graph: by Colonnade
+    tensorflow_sums  the same by the collective of MultiWorkerMirroredStrategy
+    colonnade        steps of a model by cn.Trainer, with one device in each program; MODE is what `sync=` is
+    multiworker      the same by MultiWorkerMirroredStrategy, in the loop that its users write; MODE is how
+                     many threads an op has, 0 for TensorFlow to choose
 
 Orders of `sums` are `BYTES COUNT`; of the others any word, for as many steps as a call has.
 """
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +34,34 @@ MODES = {
 
 
 def sums() -> None:
+    from colonnade.hardware.clusters import joining
     from colonnade.run.machines.collective import Collective
 
     cn.setup()
-    collective = Collective(cn.machines().size)
+    joined = joining.joined()
+    assert joined is not None
+    _obey_sums(Collective(joined.ring).sum)
+
+
+def tensorflow_sums() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def added(vector: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+    _obey_sums(lambda vector: strategy.run(added, args=(vector,)))
+
+
+def _obey_sums(add: Callable[[Any], Any]) -> None:
     loops: dict[int, Any] = {}
+    own = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
 
     def loop_of(num_bytes: int) -> Any:
         @tf.function
         def loop(vector: Any, count: Any) -> Any:
             for _ in tf.range(count):
-                vector = collective.sum(vector) / cn.machines().size  # stays finite
+                vector = add(vector) / own  # stays finite
             return tf.reduce_sum(vector)
 
         return loop.get_concrete_function(tf.TensorSpec([num_bytes // 4]), tf.TensorSpec([], tf.int32))
@@ -70,8 +91,10 @@ def colonnade(name: str, mode: str) -> None:
     trainer.fit(batches(model), steps=10**9, log_every=steps, progress=False, callbacks=[wait])
 
 
-def multiworker(name: str) -> None:
+def multiworker(name: str, threads: str) -> None:
     model = MODELS[name]
+    if int(threads):
+        tf.config.threading.set_intra_op_parallelism_threads(int(threads))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         loss, optimizer, variables = built(model)
@@ -97,6 +120,7 @@ def multiworker(name: str) -> None:
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(0)
-    {"sums": sums, "colonnade": colonnade, "multiworker": multiworker}[sys.argv[1]](*sys.argv[2:])
+    programs = {f.__name__: f for f in (sums, tensorflow_sums, colonnade, multiworker)}
+    programs[sys.argv[1]](*sys.argv[2:])
     sys.stdout.flush()
     os._exit(0)
