@@ -90,6 +90,22 @@ def test_a_silent_machine_ends_all(machines, monkeypatch):
     assert "b was not heard for 1 s" in machines[2].ends[0][0]
 
 
+def test_who_says_something_long_over_a_slow_network_is_not_silent(machines, monkeypatch):
+    """Its beats come after that; those of the first machine to the others come in time."""
+    first, slow, other = machines
+    monkeypatch.setattr(slow.meeting, "_tell", lambda rank, message: None)
+    first.meeting.silence = other.meeting.silence = 1.0
+    connection = slow.links[0]._connection
+    with first.meeting._sending[1]:  # as if it were told something long as well
+        connection.sendall((1000).to_bytes(8, "big"))
+        for _ in range(10):
+            assert not other.ended.wait(0.3)
+            connection.sendall(b"x")
+        assert not any(machine.ends for machine in machines)
+    assert first.ended.wait(4.0)  # and when nothing more comes, it is
+    assert "b was not heard for 1 s" in first.ends[0][0]
+
+
 class Clock:
     """Goes on when it is told to."""
 
@@ -110,7 +126,7 @@ class Line:
     def send(self, message):
         self.sent.append(message)
 
-    def receive(self):
+    def receive(self, heard):
         self._end.wait()
 
     def close(self):

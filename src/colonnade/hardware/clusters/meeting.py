@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from colonnade.describe.clusters.cluster import Cluster
@@ -197,8 +198,7 @@ class Meeting:
 
     def _hear(self, rank: int) -> None:
         link = self._links[rank]
-        while (message := link.receive()) is not None:
-            self._heard[rank] = self._clock()
+        while (message := link.receive(partial(self._note_life, rank))) is not None:
             if "bye" in message:
                 self._note_goodbye(message)
             elif "understood" in message:
@@ -212,6 +212,9 @@ class Meeting:
         self._understood.set()
         if not self._leaving and rank not in self._gone:
             self._lose(rank, "has ended")
+
+    def _note_life(self, rank: int) -> None:
+        self._heard[rank] = self._clock()
 
     def _note_goodbye(self, message: Said) -> None:
         """A machine has come to the end of its program. The first one hands it on."""
@@ -256,7 +259,8 @@ class Meeting:
             self._forgive(late)
         doing = self._here.look()
         for rank in self._links:
-            if rank not in self._gone:
+            # Who is being told something long hears that, and others must not wait for their beats meanwhile.
+            if rank not in self._gone and not self._sending[rank].locked():
                 self._tell(rank, {"beat": asdict(doing)})
         for rank, heard in self._heard.items():
             if rank not in self._gone and now - heard > self._bearable(rank):

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from colonnade.describe.clusters.address import is_loopback, parted
@@ -54,22 +54,27 @@ class MessageSocket:
             self.close()
             raise
 
-    def receive(self) -> Said | None:
-        """The next message; None at the end of the connection."""
+    def receive(self, heard: Callable[[], None] = lambda: None) -> Said | None:
+        """The next message; None at the end of the connection.
+
+        Args:
+            heard: called whenever a part of it comes: over a slow network a long one takes its time.
+        """
         try:
-            size = int.from_bytes(self._read(8), "big")
-            said = json.loads(self._read(size)) if size <= LONGEST else None
+            size = int.from_bytes(self._read(8, heard), "big")
+            said = json.loads(self._read(size, heard)) if size <= LONGEST else None
         except (OSError, ValueError):
             return None
         return said if isinstance(said, dict) else None
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, heard: Callable[[], None]) -> bytes:
         """So many bytes; raises OSError if the connection ends before."""
         parts = bytearray()
         while len(parts) < size:
             part = self._connection.recv(min(size - len(parts), 2**20))
             if not part:
                 raise ConnectionResetError
+            heard()
             parts += part
         return bytes(parts)
 
