@@ -74,6 +74,30 @@ def plain(devices, **options):
     return told(trainer, history, scored=[scored.loss, scored.metrics, scored.examples])
 
 
+def measured(devices):
+    """The last machine takes longer for each row, so it gets fewer of them."""
+    model = dense_model()
+
+    def slower(y):
+        if is_last() and cn.machines().size > 1:
+            time.sleep(0.001 * len(y))
+        return y
+
+    def loss(x, y):
+        y = tf.ensure_shape(tf.numpy_function(slower, [y], y.dtype), y.shape)
+        return tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1)
+
+    trainer = cn.Trainer(
+        loss, keras.optimizers.Adam(0.01), devices=devices, sync=cn.Synchronous(shares="measured")
+    )
+    data = tf.data.Dataset.from_tensor_slices(rows(31)).batch(31).repeat()
+    history = trainer.fit(data, steps=14, log_every=2, progress=False, prove=False)
+    if cn.machines().size > 1:
+        everywhere = sum(trainer.shares().values())
+        assert everywhere < 0.3 if is_last() else everywhere > 0.7, trainer.shares()
+    return told(trainer, history)
+
+
 def mirrored(devices):
     return plain(devices, variables="mirrored")
 
@@ -450,7 +474,7 @@ def refused_modes(devices):
         "asynchronous": refusal(lambda: train(sync=cn.Asynchronous())),
         "local": refusal(lambda: train(sync=cn.LocalSGD(4))),
         "elastic": refusal(lambda: train(sync=cn.Elastic(4, 0.1))),
-        "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured"))),
+        "measured": refusal(lambda: train(sync=cn.Synchronous(shares="measured", data="sharded"))),
         "auto": refusal(lambda: train(compile="auto")),
         "whole batches": refusal(lambda: cn.fit(model, np.ones((4, 5)), np.ones((4, 1)), per_device=True)),
         "pipeline": refusal(lambda: train(devices=pipeline)),
@@ -488,6 +512,7 @@ CASES = {
     for case in (
         plain,
         mirrored,
+        measured,
         partitioned,
         few_rows,
         weighted,

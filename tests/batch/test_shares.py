@@ -40,9 +40,8 @@ def told(shares, seconds_per_row, steps, total=100):
     """Some steps in which devices need so long for a row."""
     counts = shares.counts(total)
     for _ in range(steps):
-        shares.note(
-            [tf.constant(s * c, tf.float64) for s, c in zip(seconds_per_row, counts, strict=True)], counts
-        )
+        seconds = [tf.constant(s * c, tf.float64) for s, c in zip(seconds_per_row, counts, strict=True)]
+        shares.note(shares.of_step(seconds, counts))
     shares.reconsider()
 
 
@@ -60,6 +59,23 @@ def test_faster_devices_get_more_after_a_while_and_not_at_every_whim():
     told(shares, [1.0, 1.0], 100 * FIRST_WINDOW)
     assert shares.counts(100) == (50, 50)
     assert shares.counts(1) == (1,)
+
+
+def test_machines_note_the_sum_of_what_each_measured():
+    """A machine that has no rows of a small batch adds nothing."""
+    both = [MeasuredShares(3), MeasuredShares(3, first=2)]
+    for _ in range(2):
+        for _ in range(FIRST_WINDOW):
+            measured = (
+                both[0].of_step(tf.constant([1.0, 1.0], tf.float64), (10, 10)),
+                both[1].of_step([], ()),
+            )
+            late = both[1].of_step(tf.constant([4.0], tf.float64), (10,))
+            for one in both:
+                one.note(sum(measured) + late)
+        for one in both:
+            one.reconsider()
+    assert [one.counts(90) for one in both] == [(40, 40, 10)] * 2
 
 
 @pytest.mark.parametrize("home", ["mirrored", *long("shared", "partitioned")])

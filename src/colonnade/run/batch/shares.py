@@ -17,9 +17,15 @@ ALIKE = 0.1
 
 
 class MeasuredShares:
-    """Sizes of slices in proportion to the speed that was measured, changed rarely."""
+    """Sizes of slices in proportion to the speed that was measured, changed rarely.
 
-    def __init__(self, num_devices: int) -> None:
+    Args:
+        num_devices: of all machines that train together.
+        first: the number of the first one of this machine.
+    """
+
+    def __init__(self, num_devices: int, first: int = 0) -> None:
+        self._first = first
         self.speeds = np.ones(num_devices)  # in rows per second, or just equal; only their ratios count
         self._window = FIRST_WINDOW
         with tf.device("/device:CPU:0"):
@@ -34,22 +40,32 @@ class MeasuredShares:
             return sizes(total, len(self.speeds))
         return proportional(total, self.speeds)
 
-    def note(self, seconds: Sequence[Any], counts: Sequence[int]) -> None:
-        """In the graph of a step: how long the devices took for so many rows."""
-        idle = len(self.speeds) - len(counts)
-        rows = tf.constant([*counts, *[0] * idle], tf.float64)
-        took = tf.concat([tf.stack(seconds), tf.zeros([idle], tf.float64)], axis=0)
-        self._measured.assign_add(tf.stack([tf.ones_like(rows), took, rows]))
+    def of_step(self, seconds: Sequence[Any], counts: Sequence[int]) -> Any:
+        """In the graph of a step: how long the devices of this machine took for so many rows.
+
+        What is to be noted is the sum over the machines.
+        """
+        if not counts:
+            return tf.zeros([3, len(self.speeds)], tf.float64)
+        own = tf.stack(
+            [tf.ones([len(counts)], tf.float64), tf.stack(seconds), tf.constant(counts, tf.float64)]
+        )
+        behind = len(self.speeds) - self._first - len(counts)
+        return tf.pad(own, [[0, 0], [self._first, behind]])
+
+    def note(self, of_step: Any) -> None:
+        self._measured.assign_add(of_step)
 
     def reconsider(self) -> None:
         """Between calls: change the sizes, if that is worth it."""
-        steps, seconds, rows = self._measured.numpy()
+        made, seconds, rows = self._measured.numpy()
+        steps = made.max()  # a small batch has rows for some devices only
         if not self._warm:
             # A first call of a graph takes longer, and not on all devices alike.
-            self._warm = bool(steps[0])
+            self._warm = bool(steps)
             self._measured.assign(tf.zeros_like(self._measured))
             return
-        if steps[0] < self._window or not (seconds > 0).all():
+        if steps < self._window or not (seconds > 0).all():
             return
         speeds = alike(rows / seconds)
         now = (rows / speeds).max()

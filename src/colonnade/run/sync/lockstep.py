@@ -85,7 +85,7 @@ class Synchronous:
             settings = replace(settings, peers=settings.peers.with_own_data())
         timed = self.shares == "measured"
         traces = Traces(settings, timed=timed)
-        shares = MeasuredShares(len(settings.devices)) if timed else None
+        shares = MeasuredShares(settings.num_replicas, settings.peers.first) if timed else None
         return Lockstep(settings, traces, Replicas(settings, traces), shares)
 
 
@@ -288,7 +288,9 @@ class Lockstep(GraphEngine):
             copies = self.workers.everywhere(copies)
             write = partial(self._written, copies, working, known, late)
         if self.shares is not None:
-            self.shares.note([share.seconds for share in shares], own)
+            took = self.shares.of_step([share.seconds for share in shares[: len(own)]], own)
+            # All machines note the same bits, so all change the sizes alike, and at the same step.
+            self.shares.note(self.peers.sum([took])[0] if self._several else took)
         undo = self._left_out if self.settings.on_nan == "skip" else None
         with tf.control_dependencies(calls):
             watched = self.guard.rows(health, sums.replicas, [penalty])
@@ -367,7 +369,7 @@ class Lockstep(GraphEngine):
     def resume(self, own: Mapping[str, Sequence[Any]]) -> None:
         super().resume(own)
         speeds = own.get(SPEEDS, ())
-        if self.shares is not None and len(speeds) == len(self.devices):  # others are measured again
+        if self.shares is not None and len(speeds) == len(self.shares.speeds):  # others are measured again
             self.shares.speeds = np.array([float(speed) for speed in speeds])
 
     def explained(self, error: tf.errors.OpError) -> Exception:

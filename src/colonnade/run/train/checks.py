@@ -63,9 +63,9 @@ def of_machines(pipeline: Pipeline | None, sync: Any) -> Iterator[Problem]:
     if pipeline is not None:
         rule = "is for the devices of one machine"
         yield Problem("devices", "a cn.Pipeline", rule, "Pass plain devices, or train on one machine")
-    elif isinstance(sync, Synchronous) and sync.shares != "even":
-        rule = "is measured on the devices of one machine"
-        yield Problem("shares", sync.shares, rule, 'Leave it out for shares="even", or train on one machine')
+    elif isinstance(sync, Synchronous) and sync.shares != "even" and sync.data == "sharded":
+        rule = 'divides batches that all machines have, and with data="sharded" each brings its own rows'
+        yield Problem("shares", sync.shares, rule, 'Leave it out, or use data="whole"')
     elif not isinstance(sync, Synchronous) and getattr(sync, "across", None) != "machines":
         rule = "is for the devices of one machine"
         yield Problem("sync", type(sync).__name__, rule, fix)

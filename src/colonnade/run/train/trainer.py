@@ -194,7 +194,8 @@ class Trainer:
         shared = self._peers.several and not self._peers.sharded  # a batch is for all machines
         even = [1.0] * (self._peers.total if shared else len(devices))
         speeds = even if self._measured is None else self._measured.speeds
-        return {device: float(speed / sum(speeds)) for device, speed in zip(devices, speeds, strict=False)}
+        own = speeds[self._peers.first if shared else 0 :]
+        return {device: float(speed / sum(speeds)) for device, speed in zip(devices, own, strict=False)}
 
     def traffic(self) -> float:
         """Bytes that a step moves between the devices, on average, without the rows of sparse gradients."""
