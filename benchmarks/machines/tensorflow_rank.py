@@ -48,6 +48,8 @@ def tensorflow_sums() -> None:
 
     def added(vector: Any) -> Any:
         context = tf.distribute.get_replica_context()
+        with tf.device("/device:CPU:0"):  # it asks where the vector is
+            vector = tf.identity(vector)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
 
     _obey_sums(lambda vector: strategy.run(added, args=(vector,)))
