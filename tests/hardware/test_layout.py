@@ -109,12 +109,16 @@ def test_an_op_has_one_thread_where_every_core_has_a_device(monkeypatch):
 
 def test_processes_of_one_machine_divide_its_cores(monkeypatch):
     monkeypatch.setattr(layout, "cores", lambda: 8)
+    monkeypatch.setattr(layout.os, "cpu_count", lambda: 8)
     threads = {(n, k): plan(Request(virtual=n), (), k).threads for n in (1, 2, 4) for k in (1, 2, 3, 8)}
     assert threads[1, 2] == threads[2, 2] == (4, 0)
-    assert threads[1, 3] == threads[2, 3] == (2, 0)
-    assert threads[1, 8] == threads[4, 2] == (1, 0)
+    assert threads[1, 3] == (2, 0)
+    assert threads[1, 8] == threads[4, 2] == threads[2, 3] == (1, 0)
     assert threads[1, 1] is None
     assert plan(Request(threads=3), (), 2).threads == (3, 3)
+    monkeypatch.setattr(layout.os, "cpu_count", lambda: 16)  # and each has eight of its own
+    assert plan(Request(virtual=1), (), 2).threads is None
+    assert plan(Request(virtual=8), (), 2).threads == (1, 0)
 
 
 def test_a_limit_on_the_cpu_is_kept_for_each_part():

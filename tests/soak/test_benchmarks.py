@@ -138,5 +138,5 @@ def test_machines_gives_ratios() -> None:
         [sys.executable, str(program), *options], capture_output=True, text=True, timeout=300
     )
     assert not done.returncode, done.stderr
-    assert "a sum of 1 MB over 2 processes, TensorFlow against sockets" in done.stdout
+    assert "a sum of 1 MB over 2 processes, Colonnade against sockets" in done.stdout
     assert re.search(r"memory of each process after 1000 steps .*PASS", done.stdout)

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -73,9 +74,12 @@ def _share(parts: int, processes: int) -> tuple[int, int] | None:
 
     An op that spreads over all cores takes them from the other devices, and waits for all of them.
     """
-    if parts * processes >= max(2, cores()):
+    own = cores()
+    if processes > 1:  # unless a scheduler has given each its own
+        own = max(1, min(own, (os.cpu_count() or 1) // processes))
+    if parts >= max(2, own) or (own <= 1 < cores()):
         return 1, 0
-    return (cores() // processes, 0) if processes > 1 else None
+    return (own, 0) if own < cores() else None
 
 
 def leased(request: Request, environment: Mapping[str, str], cards: Sequence[Card]) -> Request:

@@ -124,11 +124,61 @@ def test_another_program_at_the_next_machines_port_is_not_taken_for_it():
     assert answered.is_set()
 
 
-def test_a_proof_is_not_the_word_and_not_the_answer():
-    knock, answer = (neighbours._proof("word", what) for what in ("knock", "come in"))
-    assert b"word" not in knock
-    assert len(knock) == len(answer) == 32
-    assert knock != answer
+def test_a_machine_that_comes_to_another_than_the_next_one_is_not_let_in():
+    """A name may lead to the wrong machine. Rings of others, or in another order, would add up something."""
+    machines = clusters(3)
+    one, two, three = machines[0].addresses
+    seen = [(one, three, two), (three, two, one), (two, one, three)]  # 0 goes to 2, 2 to 1, 1 to 0
+    wrong = [Cluster(addresses, rank, tuple("abc")) for rank, addresses in enumerate(seen)]
+    assert all(isinstance(missed, MissedMeeting) for missed in rings_of(wrong, seconds=1.0))
+
+
+def test_strangers_who_stay_and_say_nothing_hold_nobody_up():
+    machines = clusters(2)
+    places = [parted(address) for address in machines[0].addresses]
+    silent, over = [], threading.Event()
+
+    def knock():
+        while not over.is_set() and len(silent) < 40:
+            try:
+                silent.append(socket.create_connection(places[len(silent) % 2], 0.2))
+            except OSError:
+                time.sleep(0.01)
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    try:
+        begin = time.monotonic()
+        rings = rings_of(machines, late=(1,))
+        assert time.monotonic() - begin < 3.0
+    finally:
+        over.set()
+        stranger.join()
+        for connection in silent:
+            connection.close()
+    assert silent
+    assert_they_sum(rings)
+
+
+def test_a_knock_may_come_in_pieces():
+    cluster = clusters(2)[0]
+    knock = neighbours._proof("word", "1 knocks at 0")
+    with socket.create_server(parted(cluster.addresses[0])) as door:
+        behind = neighbours._Behind(cluster, "word", door)
+        with socket.create_connection(parted(cluster.addresses[0])) as other:
+            for piece in (knock[:10], knock[10:]):
+                behind.look()
+                assert behind.connection is None
+                other.sendall(piece)
+                time.sleep(0.05)
+            behind.look()
+            assert other.recv(32) == neighbours._proof("word", "0 lets 1 in")
+            behind.send_away(all_of_them=True)
+
+
+def test_a_proof_does_not_tell_the_word():
+    assert b"word" not in neighbours._proof("word", "1 knocks at 0")
+    assert len(neighbours._proof("word", "1 knocks at 0")) == 32
 
 
 def test_who_is_missing_is_named_with_its_address():

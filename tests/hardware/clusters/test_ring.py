@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from colonnade.hardware.clusters.ring import HEAD, SMALL, OutOfStep, Ring, RingBroken
+from colonnade.hardware.clusters.ring import HEAD, ROOMS, SMALL, OutOfStep, Ring, RingBroken, _kind
 
 
 @pytest.fixture
@@ -160,9 +160,63 @@ def test_sums_of_different_sizes_are_an_error(circle, machines):
 def test_another_turn_is_an_error_that_names_both(circle):
     near, far = circle(2)
     near._onward.setblocking(True)
-    near._onward.sendall(HEAD.pack(7, 4) + struct.pack("f", 1.0))
+    near._onward.sendall(HEAD.pack(7, 4, _kind("sum", np.ones(1, "f4"))) + struct.pack("f", 1.0))
     with pytest.raises(OutOfStep, match=r"is at message 1 of 4 bytes.*sends message 7 of 4 bytes"):
         far.sum(np.ones(1, "f4"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda ring: ring.sum(np.ones(2, "f4")), lambda ring: ring.sum(np.ones(2, "i4"))),
+        (lambda ring: ring.sum(np.ones(4, "f4")), lambda ring: ring.sum(np.ones(2, "f8"))),
+        (lambda ring: ring.sum(np.ones(2, "f4")), lambda ring: ring.every(np.ones(2, "f4"))),
+        (lambda ring: ring.every(np.ones((2, 3))), lambda ring: ring.every(np.ones((3, 2)))),
+    ],
+    ids=["dtype", "width", "sum and rows", "rows of other shapes"],
+)
+def test_messages_of_the_same_size_and_of_another_kind_are_an_error(circle, one, other):
+    found = each(circle(2), lambda rank, ring: error_of(lambda: (one, other)[rank](ring)))
+    assert all(isinstance(error, OutOfStep | RingBroken) for error in found)
+    assert any("other numbers" in str(error) for error in found)
+
+
+def test_what_is_broken_off_in_the_middle_ends_the_ring(circle):
+    """What is left of a message would be taken for the next one."""
+    near, far = circle(2)
+    near._wait = Interrupted.now
+    with pytest.raises(Interrupted):
+        near.sum(np.ones(1_000_000, "f4"))
+    with pytest.raises(RingBroken):
+        near.sum(np.ones(1, "f4"))
+    with pytest.raises(RingBroken):
+        far.sum(np.ones(1_000_000, "f4"))
+
+
+class Interrupted(Exception):
+    @classmethod
+    def now(cls, *_):
+        raise cls
+
+
+def test_two_threads_cannot_train_at_the_same_time(circle):
+    near, _ = circle(2)
+    with near._busy, pytest.raises(OutOfStep, match="two threads"):
+        near.sum(np.ones(1, "f4"))
+
+
+def test_numbers_that_are_none_have_the_same_bits_everywhere(circle):
+    """A checksum of parameters would take others for a difference."""
+    own = [np.array([0x7FC00000], "u4").view("f4"), np.array([0xFFC00001], "u4").view("f4")]
+    totals = each(circle(2), lambda rank, ring: ring.sum(own[rank]).tobytes())
+    assert totals[0] == totals[1]
+
+
+def test_what_is_kept_of_trainings_that_are_over_is_little(circle):
+    """Such as those of a sweep, each of another size."""
+    rings = circle(2)
+    each(rings, lambda rank, ring: [ring.sum(np.ones(10_000 + i, "f4"))[0] for i in range(50)])
+    assert len(rings[0]._rooms) == ROOMS
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["between sums", "within a sum"])
@@ -170,7 +224,7 @@ def test_a_machine_that_is_gone_ends_the_sum_of_the_others(circle, begun):
     near, far = circle(2)
     if begun:
         near._onward.setblocking(True)
-        near._onward.sendall(HEAD.pack(1, 4_000_000) + bytes(100))
+        near._onward.sendall(HEAD.pack(1, 4_000_000, _kind("sum", np.ones(1, "f4"))) + bytes(100))
     timer = threading.Timer(0.2, lambda: [c.shutdown(socket.SHUT_RDWR) for c in (near._onward, near._behind)])
     timer.start()
     with pytest.raises(RingBroken, match="has ended"):

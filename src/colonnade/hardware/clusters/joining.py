@@ -151,6 +151,9 @@ def join(cluster: Cluster) -> None:
     except MissedMeeting as error:
         meeting.lost(str(error))
         raise
+    except InvalidArgument as error:  # it would be so again
+        meeting.close(failed=str(error))
+        raise
     _joined = Joined(cluster, meeting, ring)
     os.environ[JOINED] = _mark(cluster)
     _leave_at_the_end(meeting)

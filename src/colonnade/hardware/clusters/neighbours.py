@@ -15,83 +15,114 @@ from colonnade.errors import Problem
 from colonnade.hardware.clusters.rendezvous import BREATH, PATIENCE, MissedMeeting, Patience, door_of
 from colonnade.hardware.clusters.ring import Ring
 
-TURN = 0.05  # seconds, between looks at the door and at the next machine
+TURN = 0.02  # seconds, between looks at the door and at the next machine
 
 
 def ring_of(cluster: Cluster, word: str, seconds: float) -> Ring:
     """The ring of machines that have met. All must call it, with the same word, which nobody else knows."""
     patience = Patience(time.monotonic() + seconds, seconds)
-    onward, behind = _Onward(cluster, word), None
     with door_of(cluster, cluster.rank, patience) as door:
-        door.settimeout(TURN)
-        while not onward.answered or behind is None:
-            if patience.over:
-                onward.drop()
-                if behind is not None:
-                    behind.close()
-                raise _missed(cluster, behind is None)
+        onward, behind = _Onward(cluster, word), _Behind(cluster, word, door)
+        while True:
             onward.look()
-            if behind is None:
-                behind = _let_in(door, word)
-            elif not onward.answered:
-                time.sleep(TURN)
-    assert onward.connection is not None
-    return Ring(cluster.rank, cluster.size, onward.connection, behind)
+            behind.look()
+            if onward.connection is not None and behind.connection is not None:
+                behind.send_away()
+                return Ring(cluster.rank, cluster.size, onward.connection, behind.connection)
+            if patience.over:
+                nobody_behind = behind.connection is None
+                onward.send_away()
+                behind.send_away(all_of_them=True)
+                raise _missed(cluster, nobody_behind)
+            time.sleep(TURN)
 
 
 class _Onward:
-    """The way to the next machine. It does not wait: that one may wait for the one after it."""
+    """The way to the next machine, which need not answer at once: it may wait for the one after it."""
 
     def __init__(self, cluster: Cluster, word: str) -> None:
-        self._place = parted(cluster.addresses[(cluster.rank + 1) % cluster.size])
-        self._word = word
+        after = (cluster.rank + 1) % cluster.size
+        self._place = parted(cluster.addresses[after])
+        self._knock = _proof(word, f"{cluster.rank} knocks at {after}")
+        self._answer = _proof(word, f"{after} lets {cluster.rank} in")
+        self._waiting: socket.socket | None = None
         self.connection: socket.socket | None = None
-        self.answered = False
 
     def look(self) -> None:
         """Knock, or see whether there is an answer."""
-        if self.answered:
+        if self.connection is not None:
             return
         try:
-            if self.connection is None:
-                self.connection = socket.create_connection(self._place, BREATH)
-                self.connection.sendall(_proof(self._word, "knock"))
-                self.connection.setblocking(False)
-            wanted = _proof(self._word, "come in")
-            heard = self.connection.recv(len(wanted), socket.MSG_PEEK)
-            if heard and len(heard) < len(wanted):
-                return
-            if hmac.compare_digest(heard, wanted):
-                self.answered = bool(self.connection.recv(len(wanted)))
-                return
-        except BlockingIOError:
-            return
-        except OSError:  # it is not there yet, or not the machine that was looked for
-            pass
-        self.drop()
+            if self._waiting is None:
+                self._waiting = socket.create_connection(self._place, BREATH)
+                self._waiting.sendall(self._knock)
+                self._waiting.setblocking(False)
+            said = _says(self._waiting, self._answer)
+        except OSError:  # it is not there yet, or gone again
+            said = False
+        if said:
+            self.connection, self._waiting = self._waiting, None
+        elif said is False:  # it is not the machine that was looked for
+            self.send_away()
 
-    def drop(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        self.connection = None
+    def send_away(self) -> None:
+        """End what is no connection with the next machine, or will be none."""
+        for connection in (self._waiting, self.connection):
+            if connection is not None:
+                connection.close()
+        self._waiting = self.connection = None
 
 
-def _let_in(door: socket.socket, word: str) -> socket.socket | None:
-    """The machine before this one, if it is who knocks."""
+class _Behind:
+    """Who knocks at the door: the machine before this one, and perhaps others, who are not let in."""
+
+    def __init__(self, cluster: Cluster, word: str, door: socket.socket) -> None:
+        before = (cluster.rank - 1) % cluster.size
+        self._knock = _proof(word, f"{before} knocks at {cluster.rank}")
+        self._answer = _proof(word, f"{cluster.rank} lets {before} in")
+        self._door = door
+        self._guests: dict[socket.socket, float] = {}  # until when each may say who it is
+        self.connection: socket.socket | None = None
+        door.setblocking(False)
+
+    def look(self) -> None:
+        while self.connection is None:
+            try:
+                guest, _ = self._door.accept()
+            except OSError:  # nobody is there, or is there no more
+                break
+            guest.setblocking(False)
+            self._guests[guest] = time.monotonic() + PATIENCE
+        for guest, deadline in list(self._guests.items()):
+            try:
+                said = _says(guest, self._knock) if self.connection is None else False
+                if said:
+                    guest.sendall(self._answer)  # the first that is sent there: it finds room
+            except OSError:
+                said = False
+            if said:
+                self.connection = guest
+                del self._guests[guest]
+            elif said is False or time.monotonic() > deadline:
+                guest.close()
+                del self._guests[guest]
+
+    def send_away(self, *, all_of_them: bool = False) -> None:
+        """End the connections with strangers, or with all."""
+        for guest in (*self._guests, *([self.connection] if all_of_them and self.connection else [])):
+            guest.close()
+        self._guests.clear()
+
+
+def _says(connection: socket.socket, words: bytes) -> bool | None:
+    """Whether the other end says this; None while it has not said as much. Words are then read."""
     try:
-        connection, _ = door.accept()
-    except TimeoutError:
+        heard = connection.recv(len(words), socket.MSG_PEEK)
+    except BlockingIOError:
         return None
-    try:
-        connection.settimeout(PATIENCE)
-        knock = _proof(word, "knock")
-        if hmac.compare_digest(connection.recv(len(knock), socket.MSG_WAITALL), knock):
-            connection.sendall(_proof(word, "come in"))
-            return connection
-    except OSError:  # who is gone again, or says nothing, is no neighbour
-        pass
-    connection.close()
-    return None
+    if 0 < len(heard) < len(words):
+        return None
+    return hmac.compare_digest(heard, words) and len(connection.recv(len(words))) == len(words)
 
 
 def _proof(word: str, what: str) -> bytes:

@@ -19,6 +19,7 @@ from colonnade.errors import InvalidArgument, Problem
 
 # Of a door that another program has just now, or had a moment ago.
 TAKEN = errno.EADDRINUSE
+STRANGERS = 64  # who may wait at a door, beside those who are to come
 LONGEST = 2**28  # bytes of a message that are read
 PATIENCE = 5.0  # seconds that a message may take to be sent
 BREATH = 1.0  # seconds for which one waits before one looks around
@@ -256,7 +257,8 @@ def door_of(cluster: Cluster, rank: int, patience: Patience) -> socket.socket:
             if inside:
                 family, _, _, _, place = places[0]
                 return _listening(family, place, cluster.size)
-            _check_own(places)
+            if rank == 0:  # others may be behind something that hands on what comes to their addresses
+                _check_own(places)
             return _listening_everywhere(port, cluster.size)
         except socket.gaierror as error:  # a name comes into DNS when it does, as that of a pod
             rule = f"its name is not known here ({error.strerror})"
@@ -315,7 +317,7 @@ def _listening(family: int, place: Any, size: int) -> socket.socket:
         if place[0] == "::":
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         door.bind(place)
-        door.listen(size)
+        door.listen(size + STRANGERS)
     except OSError:
         door.close()
         raise
