@@ -320,6 +320,27 @@ def test_a_skipped_step_puts_joins_off_and_saves_with_them(tmp_path):
     assert [saved.step for saved in Archive(tmp_path).saved()] == [5, 9, 10]
 
 
+def test_what_only_the_penalty_reads_is_saved_and_read_back(tmp_path):
+    def trained_to(steps, folder):
+        keras.backend.clear_session()
+        w, rate = tf.Variable(START, name="w"), tf.Variable(np.float64(0.1), trainable=False, name="rate")
+        trainer = cn.Trainer(
+            lambda x, y: tf.squeeze((x @ w - y) ** 2, axis=1),
+            keras.optimizers.SGD(RATE),
+            devices=2,
+            sync=cn.LocalSGD(2),
+            penalty=lambda: rate * tf.reduce_sum(w**2),
+        )
+        raised = [lambda record: rate.assign(0.5) if record.step == 2 else None]
+        saved = cn.Checkpoint(folder, every=100)
+        trainer.fit((X, Y), batch_size=6, steps=steps, checkpoint=saved, callbacks=raised, log_every=2)
+        return w.numpy()
+
+    unbroken = trained_to(8, tmp_path / "one")
+    trained_to(4, tmp_path / "other")
+    np.testing.assert_array_equal(trained_to(8, tmp_path / "other"), unbroken)
+
+
 @pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])
 def test_layers_that_are_split_by_width_are_refused(sync):
     model = keras.Sequential([keras.Input([4]), cn.width.Dense(6, devices=2)])
