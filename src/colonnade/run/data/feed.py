@@ -127,9 +127,30 @@ def _from_batches(data: Any, where: str) -> tf.data.Dataset:
         ) from None
     spec = tf.nest.map_structure(_spec_of, first)
     once = isinstance(data, Iterator)
-    return tf.data.Dataset.from_generator(
-        lambda: itertools.chain([first], batches) if once else iter(data), output_signature=spec
-    )
+
+    def same_kind() -> Iterator[Any]:
+        for batch in itertools.chain([first], batches) if once else iter(data):
+            check(where, _other_dtypes(batch, spec))
+            yield batch
+
+    return tf.data.Dataset.from_generator(same_kind, output_signature=spec)
+
+
+def _other_dtypes(batch: Any, spec: Any) -> Iterator[Problem]:
+    """What TensorFlow would turn into the dtype of the first batch, be it halves into whole numbers.
+
+    Of a batch of another structure TensorFlow says so itself.
+    """
+    wanted = [(path, leaf.dtype) for path, leaf in flatten(spec)]
+    given = [leaf for _, leaf in flatten(batch)]
+    for (path, dtype), leaf in zip(wanted, given, strict=False):
+        if dtype == tf.string:  # of NumPy's texts each length is a dtype
+            continue
+        own = tf.as_dtype(leaf.dtype if hasattr(leaf, "dtype") else _spec_of(leaf).dtype)
+        if own != dtype:
+            rule = f"is {own.name} in a later batch, and was {dtype.name} in the first one"
+            fix = "Give all batches the same dtypes: array.astype(...)"
+            yield Problem(f"data{path}", own.name, rule, fix)
 
 
 def _spec_of(value: Any) -> Any:

@@ -24,7 +24,8 @@ class Score(Traced):
     """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
 
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-        rows = arguments.size("the loss function") or 0
+        rows = arguments.size("the loss function")
+        assert rows is not None
 
         def sums(result: Any) -> dict[str, Any]:
             share = total_of(result, tf.constant(1.0), rows)

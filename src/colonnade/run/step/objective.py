@@ -106,7 +106,8 @@ class Objective(Traced):
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
         (factor, *args), kwargs = arguments.unpack(components)
-        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
+        rows, tape = arguments.size("the loss function"), tf.GradientTape()
+        assert rows is not None, "a loss that is a scalar counts by the size of its slice"
 
         @contextmanager
         def recorded() -> Iterator[None]:
