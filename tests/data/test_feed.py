@@ -163,6 +163,17 @@ def test_sparse_batches(sync):
     assert [made.train_on_batch(part).loss for part in parts] == [3.0, 4.5]
 
 
+def test_a_tuple_of_one_tuple_is_one_argument():
+    """As in a single step, and for Keras: the two are the input."""
+    w = tf.Variable(1.0)
+    made = trainer(lambda pair, other=None: pair[0] * w + (pair[1] if other is None else np.nan))
+    pair = (numbered(4, 1.0), numbered(4, 2.0))
+    dataset = tf.data.Dataset.from_tensor_slices((pair,)).batch(4)
+    for data, options in ((dataset, {}), ([(pair,)], {}), ((pair,), {"batch_size": 4, "steps": 1})):
+        assert made.fit(data, progress=False, **options).losses == [3.0]
+    assert made.train_on_batch(pair).loss == made.evaluate(dataset).loss == 3.0
+
+
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
 @pytest.mark.parametrize("sync", [cn.Synchronous(), *long(cn.LocalSGD(1))], ids=repr)
 def test_a_loss_that_is_one_number_for_a_slice_counts_by_its_rows_whatever_batches_are_made_of(sync, kind):

@@ -31,14 +31,14 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         spec = data.element_spec
         check(where, _rankless(spec))
         # A map is a trace more; compared as text, in which the order of keys is seen.
-        ready = isinstance(spec, tuple) and str(as_arguments(*spec)) == str(spec)
-        return data if ready else data.map(unconverted(as_arguments))
+        ready = isinstance(spec, tuple) and str(as_arguments(spec)) == str(spec)
+        return data if ready else _mapped(data)
     if is_generator(data):
         if batch_size is not None:
             rule = "is for arrays; a list or a generator has its own batches"
             fix = "Leave it out; or, if these are arrays, pass a tuple: (x, y)"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, fix)])
-        return _from_batches(data, where).map(unconverted(as_arguments))
+        return _mapped(_from_batches(data, where))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     with tf.device(HOST):  # or they would go to the first card, and back
@@ -72,12 +72,16 @@ def is_generator(data: Any) -> bool:
     )
 
 
-def as_arguments(*element: Any) -> tuple[Any, ...]:
+def as_arguments(element: Any) -> tuple[Any, ...]:
     """A dataset's element as the arguments of a function: a tuple is several, anything else is one."""
-    arguments: tuple[Any, ...] = _in_order(
-        element if len(element) > 1 or not isinstance(element[0], tuple) else element[0]
-    )
+    arguments: tuple[Any, ...] = _in_order(element if isinstance(element, tuple) else (element,))
     return arguments
+
+
+def _mapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """With each element as arguments; `map` hands over the members of a plain tuple one by one."""
+    members = type(dataset.element_spec) is tuple
+    return dataset.map(unconverted(lambda *given: as_arguments(given if members else given[0])))
 
 
 def _in_order(nest: Any) -> Any:
