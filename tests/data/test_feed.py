@@ -100,6 +100,15 @@ def test_an_iterator_cannot_be_gone_through_again():
     assert made.fit(iter([numbered(2, 1.0)]), epochs=1, progress=False).losses == [1.0]
 
 
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous()], ids=repr)
+def test_of_a_generator_a_fit_takes_as_many_batches_as_it_makes_steps(sync):
+    w = tf.Variable(1.0)
+    made, batches = trainer(lambda x: x * w, sync=sync), (numbered(4, float(i)) for i in range(100))
+    assert made.fit(batches, steps=3, progress=False).losses == [0.0, 1.0, 2.0]
+    assert made.fit(batches, steps=2, progress=False).losses == [3.0, 4.0]
+    assert next(batches)[0] == 5.0
+
+
 @pytest.mark.parametrize("later", [np.array([1.5, 2.5]), np.array([2**33, 1]), [True, False], 0.5], ids=repr)
 def test_a_later_batch_of_another_dtype_is_refused_and_not_cut_to_the_first(later):
     """TensorFlow makes 1 of 1.5, and 0 of 2**33, where the first batch has whole numbers of 32 bits."""
