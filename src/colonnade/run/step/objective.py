@@ -95,6 +95,7 @@ class Objective(Traced):
         self._arguments, self._scale_loss, self._trainable = arguments, scale_loss, trainable
         self._timed, self._turning, self._examined = timed, turning, examined
         self.parameters: list[tf.Variable] = []
+        self.watched: list[tf.Variable] = []  # of which parameters are those that are not frozen
         super().__init__(loss, arguments, voice)
 
     @property
@@ -136,8 +137,9 @@ class Objective(Traced):
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         # Whole numbers have no gradient, though TensorFlow calls variables of them trainable.
-        watched = [v for v in tape.watched_variables() if v.dtype.is_floating or v.dtype.is_complex]
-        self.parameters = list(self._trainable(watched))
+        known = tape.watched_variables()
+        self.watched = [v for v in known if v.dtype.is_floating or v.dtype.is_complex]
+        self.parameters = list(self._trainable(self.watched))
         turned, upstream = self._turned(differentiated)
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters, output_gradients=upstream)
