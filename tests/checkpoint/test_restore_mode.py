@@ -87,6 +87,29 @@ def test_every_mode_goes_on_with_what_another_saved(tmp_path, first, second, dev
     assert np.mean((X @ trained(second, 40, tmp_path, devices=devices)[0] - Y) ** 2) < loss
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("synchronous", "asynchronous"), *long(("local", "synchronous"))]
+)
+def test_a_scale_that_the_loss_reads_goes_on_in_another_mode(tmp_path, first, second):
+    """It is the optimizer's, in whichever mode, and no constant of the loss."""
+
+    def steps_of(mode, steps, folder):
+        keras.backend.clear_session()
+        w = tf.Variable(np.zeros((4, 1)), name="w")
+        inner = keras.optimizers.Adam(RATE, name="inner")
+        made = keras.optimizers.LossScaleOptimizer(inner, 8.0, dynamic_growth_steps=2, name="scaled")
+        trainer = cn.Trainer(lambda x, y: tf.squeeze((x @ w - y) ** 2, 1), made, devices=1, sync=SYNC[mode]())
+        checkpoint = cn.Checkpoint(folder, every=100) if folder else None
+        trainer.fit((X, Y), batch_size=8, steps=steps, checkpoint=checkpoint, progress=False)
+        return [w.numpy(), float(made.dynamic_scale)]
+
+    unbroken = steps_of(second, 6, None)
+    steps_of(first, 3, tmp_path)
+    w, scale = steps_of(second, 6, tmp_path)
+    np.testing.assert_allclose(w, unbroken[0], rtol=0, atol=1e-12)
+    assert scale == unbroken[1] == 64.0
+
+
 def test_after_a_change_the_steps_are_those_of_the_new_mode(tmp_path):
     """Plain SGD from the saved weights, in NumPy."""
     w, _ = trained("asynchronous", 5, tmp_path, devices=2, optimizer="SGD")

@@ -100,6 +100,34 @@ def test_an_iterator_cannot_be_gone_through_again():
     assert made.fit(iter([numbered(2, 1.0)]), epochs=1, progress=False).losses == [1.0]
 
 
+@pytest.mark.parametrize("sync", [cn.Synchronous(), cn.Asynchronous()], ids=repr)
+def test_of_a_generator_a_fit_takes_as_many_batches_as_it_makes_steps(sync):
+    w = tf.Variable(1.0)
+    made, batches = trainer(lambda x: x * w, sync=sync), (numbered(4, float(i)) for i in range(100))
+    assert made.fit(batches, steps=3, progress=False).losses == [0.0, 1.0, 2.0]
+    assert made.fit(batches, steps=2, progress=False).losses == [3.0, 4.0]
+    assert next(batches)[0] == 5.0
+
+
+@pytest.mark.parametrize("later", [np.array([1.5, 2.5]), np.array([2**33, 1]), [True, False], 0.5], ids=repr)
+def test_a_later_batch_of_another_dtype_is_refused_and_not_cut_to_the_first(later):
+    """TensorFlow makes 1 of 1.5, and 0 of 2**33, where the first batch has whole numbers of 32 bits."""
+    w = tf.Variable(1.0)
+    made = trainer(lambda x, by: tf.cast(x, tf.float32) * w)
+    first = np.array([1, 2], "int32")
+    for call in (lambda data: made.fit(data, progress=False), made.evaluate):
+        second = (first, later) if np.isscalar(later) else (np.array(later), 1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="later batch, and was int32 in the first"):
+            call([(first, 1), second])
+
+
+def test_texts_and_numbers_of_python_have_one_dtype_in_all_batches():
+    w = tf.Variable(1.0)
+    made = trainer(lambda words, by: tf.cast(tf.strings.length(words), tf.float32) * w * by)
+    data = [(np.array(["a", "bcd"]), 0.5), (np.array(["efghi", "k"]), 2.0)]
+    assert made.fit(data, progress=False).losses == [1.0, 6.0]
+
+
 def padded(widths, shape=(None,)):
     """Batches of two rows of ones, as wide as their widest; some widths repeat and come back."""
     rows = tf.data.Dataset.from_generator(
@@ -142,6 +170,34 @@ def test_sparse_batches(sync):
     parts = [tf.sparse.from_dense(dense[i : i + 2]) for i in (0, 4)]
     assert made.fit(parts, progress=False).losses == [3.0, 4.5]
     assert [made.train_on_batch(part).loss for part in parts] == [3.0, 4.5]
+
+
+def test_a_tuple_of_one_tuple_is_one_argument():
+    """As in a single step, and for Keras: the two are the input."""
+    w = tf.Variable(1.0)
+    made = trainer(lambda pair, other=None: pair[0] * w + (pair[1] if other is None else np.nan))
+    pair = (numbered(4, 1.0), numbered(4, 2.0))
+    dataset = tf.data.Dataset.from_tensor_slices((pair,)).batch(4)
+    for data, options in ((dataset, {}), ([(pair,)], {}), ((pair,), {"batch_size": 4, "steps": 1})):
+        assert made.fit(data, progress=False, **options).losses == [3.0]
+    assert made.train_on_batch(pair).loss == made.evaluate(dataset).loss == 3.0
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+@pytest.mark.parametrize("sync", [cn.Synchronous(), *long(cn.LocalSGD(1))], ids=repr)
+def test_a_loss_that_is_one_number_for_a_slice_counts_by_its_rows_whatever_batches_are_made_of(sync, kind):
+    rows = np.array([[1.0] * n + [0.0] * (5 - n) for n in (1, 2, 5, 3, 4)])
+    dense = tf.constant(rows)
+    batch = tf.sparse.from_dense(dense) if kind == "sparse" else tf.RaggedTensor.from_tensor(dense)
+    w = tf.Variable(tf.ones([5], tf.float64))
+
+    def loss(x):
+        values = tf.sparse.to_dense(x) if kind == "sparse" else x.to_tensor(shape=[None, 5])
+        return tf.reduce_mean(tf.linalg.matvec(values, w))
+
+    made = cn.Trainer(loss, keras.optimizers.SGD(0.5), devices=2, sync=sync)
+    assert made.train_on_batch(batch).loss == pytest.approx(3.0)
+    np.testing.assert_allclose(w, 1 - 0.5 * rows.mean(axis=0), rtol=1e-12)
 
 
 def test_ragged_and_sparse_batches_are_refused_by_an_asynchronous_fit():

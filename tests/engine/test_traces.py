@@ -1,5 +1,7 @@
 """What every mode has in common: the guard against what is not finite, and batches without any weight."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -176,3 +178,17 @@ def test_specs_do_not_depend_on_where_a_gradient_comes_from():
     assert gradient_specs([tf.ones([3, 1])], [w]) == [tf.TensorSpec([3, 1])]
     assert gradient_specs([fewer], [w]) == gradient_specs([sparse], [w])
     assert gradient_specs([None], [w]) == [None]
+
+
+def test_layers_that_are_frozen_too_late_are_warned_of():
+    model = keras.Sequential([keras.layers.Dense(3, name="first"), keras.layers.Dense(1)])
+    x = np.ones((4, 2), "float32")
+    model(x)
+    trainer = cn.Trainer(lambda x: tf.squeeze(model(x), 1), keras.optimizers.SGD(0.1), devices=2)
+    trainer.train_on_batch(x)
+    model.layers[0].trainable = False
+    with pytest.warns(UserWarning, match="trainable of .*first/kernel.* counts no more"):
+        trainer.train_on_batch(x)
+    model.layers[0].trainable = True
+    with warnings.catch_warnings(action="error"):
+        trainer.train_on_batch(x)

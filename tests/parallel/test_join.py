@@ -53,6 +53,34 @@ def test_a_dim_of_the_slice_size_by_chance_is_no_batch_dim():
     close(f(tf.ones([6, 3])), [6.0, 6.0, 6.0])  # slices of 3 rows, and 3 columns
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x, tf.ones([4, 2])),
+        lambda x: (x, tf.transpose(x) @ x),
+        lambda x: (x, tf.transpose(x)),
+        lambda x: (x, tf.map_fn(tf.identity, tf.range(4))),  # whose size the graph does not tell
+    ],
+)
+def test_an_output_of_as_many_rows_as_a_slice_by_chance_is_not_concatenated(fn):
+    with pytest.raises(cn.InvalidArgument, match=r"output\[1\].*its size is the same for every slice"):
+        cn.parallel(fn, devices=2)(tf.ones([8, 4]))
+
+
+def test_what_a_loop_makes_for_every_row_is_concatenated():
+    close(cn.parallel(lambda x: tf.map_fn(tf.square, x), devices=2)(tf.range(5.0)), tf.range(5.0) ** 2)
+
+
+def test_rows_of_a_table_are_added_and_not_taken_for_examples():
+    def rows(ids):
+        return tf.IndexedSlices(tf.ones([2, 3]), ids[:2], dense_shape=tf.constant([5, 3]))
+
+    ids = tf.constant([0, 1, 1, 4])
+    close(tf.convert_to_tensor(cn.parallel(rows, devices=2, join="sum")(ids))[:, 0], [1, 2, 0, 0, 1])
+    with pytest.raises(cn.InvalidArgument, match="no batch dim"):
+        cn.parallel(rows, devices=2)(ids)
+
+
 @pytest.mark.parametrize("join", ["mean", *long("sum")])
 def test_sums_follow_the_links(monkeypatch, join):
     """Peers {0,1} and {2,3} add among themselves first; only then does one sum go between the pairs."""

@@ -67,6 +67,37 @@ def test_what_is_no_loss_is_refused(result, says):
         total_of(result, tf.constant(0.5), 2)
 
 
+FILTERED = {
+    "loss": lambda each, some: tf.boolean_mask(each, some),
+    "metric": lambda each, some: (each, {"some": tf.boolean_mask(each, some)}),
+    "weights": lambda each, some: Weighted(tf.boolean_mask(each, some), tf.boolean_mask(tf.ones([3]), ~some)),
+}
+
+
+@pytest.mark.parametrize(("sync", "what"), [("sync", "loss"), ("async", "metric"), ("local", "weights")])
+def test_other_than_one_value_for_each_example_is_refused_where_only_a_step_tells(sync, what):
+    w = tf.Variable([1.0, 2.0])
+
+    def loss(x):
+        return FILTERED[what](tf.linalg.matvec(x, w), x[:, 0] > 0)
+
+    trainer = cn.Trainer(loss, keras.optimizers.SGD(0.1), devices=2, sync=SYNCS[sync])
+    x = np.ones([6, 2], "float32")
+    x[1::3, 0] = -1  # so two of the three in each slice are left
+    for call in (trainer.train_on_batch, lambda x: trainer.evaluate((x,), batch_size=6)):
+        with pytest.raises(cn.InvalidArgument, match="one value for each example"):
+            call(x)
+
+
+def test_what_leaves_no_example_out_may_hide_its_shape():
+    w = tf.Variable([1.0, 2.0])
+    x = np.arange(12, dtype="float32").reshape(6, 2)
+    trainer = cn.Trainer(
+        lambda x: tf.boolean_mask(tf.linalg.matvec(x, w), x[:, 0] >= 0), keras.optimizers.SGD(0.1), devices=2
+    )
+    assert trainer.train_on_batch(x).loss == pytest.approx((x @ [1.0, 2.0]).mean())
+
+
 def test_a_gradient_is_finite_if_its_vital_number_is():
     bad = tf.constant([1.0, np.nan])
     assert np.isfinite(vital(tf.fill([9], tf.constant(60000.0, tf.float16))))

@@ -258,6 +258,50 @@ def test_the_state_of_a_scalar_parameter_is_shown_as_the_mean_and_a_rate_as_it_i
     assert optimizer.learning_rate.numpy() == np.float32(0.1)
 
 
+def test_what_is_not_a_number_is_not_taken_for_something_that_the_user_assigned():
+    """Replicas have moving averages of their own between joins, whoever looks at them."""
+
+    def trained_by(steps):
+        w, average = tf.Variable(START), tf.Variable([np.nan, 0.0], trainable=False, dtype=tf.float64)
+
+        def loss(x, y):
+            average.assign([average[0], 0.5 * average[1] + tf.reduce_mean(y) ** 2])
+            return tf.squeeze((x @ w - y) ** 2, axis=1) * average[1]
+
+        trainer = cn.Trainer(loss, keras.optimizers.SGD(RATE), devices=2, sync=cn.LocalSGD(4))
+        steps(trainer, [(tf.constant(x), tf.constant(y)) for x, y in batches(4)])
+        return w.numpy()
+
+    one = trained_by(lambda trainer, data: trainer.fit(iter(data), progress=False, prove=False))
+    other = trained_by(lambda trainer, data: [trainer.train_on_batch(*batch) for batch in data])
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+def test_a_replica_without_work_has_what_an_optimizer_makes_of_the_number_of_steps():
+    """Nadam's product of momenta is such a number; with that of fewer steps its next step would be wrong."""
+    _, trainer = linear(cn.LocalSGD(100), optimizer=keras.optimizers.Nadam(RATE), devices=2)
+    for size in (4, 1, 1, 4):
+        trainer.train_on_batch(X[:size], Y[:size])
+    alone, nadam = tf.Variable(START), keras.optimizers.Nadam(RATE)
+    nadam.build([alone])
+    moved = [v for v in (alone, *nadam.variables) if v.shape == alone.shape]
+    for works in (True, False, False, True):
+        before = [variable.numpy() for variable in moved]
+        nadam.apply([tf.constant(gradient(alone.numpy(), X[2:4], Y[2:4]))], [alone])
+        for variable, value in zip(moved, before, strict=True):
+            if not works:
+                variable.assign(value)
+    np.testing.assert_allclose(trainer.replicas()[1][0], alone.numpy(), rtol=0, atol=1e-13)
+
+
+def test_a_replica_without_work_cannot_accumulate():
+    optimizer = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    _, trainer = linear(cn.LocalSGD(2), optimizer=optimizer, devices=3)
+    trainer.train_on_batch(X[:3], Y[:3])
+    with pytest.raises(cn.InvalidArgument, match="this batch has some for 2"):
+        trainer.train_on_batch(X[:2], Y[:2])
+
+
 def test_a_skipped_step_puts_joins_off_and_saves_with_them(tmp_path):
     _, _, trainer, bad = poisoned(cn.LocalSGD(4), "skip")
     good = list(batches(9))
@@ -274,6 +318,27 @@ def test_a_skipped_step_puts_joins_off_and_saves_with_them(tmp_path):
     trainer.fit(data, log_every=1, progress=False, checkpoint=checkpoint, callbacks=[look])
     assert joined == [5, 9]
     assert [saved.step for saved in Archive(tmp_path).saved()] == [5, 9, 10]
+
+
+def test_what_only_the_penalty_reads_is_saved_and_read_back(tmp_path):
+    def trained_to(steps, folder):
+        keras.backend.clear_session()
+        w, rate = tf.Variable(START, name="w"), tf.Variable(np.float64(0.1), trainable=False, name="rate")
+        trainer = cn.Trainer(
+            lambda x, y: tf.squeeze((x @ w - y) ** 2, axis=1),
+            keras.optimizers.SGD(RATE),
+            devices=2,
+            sync=cn.LocalSGD(2),
+            penalty=lambda: rate * tf.reduce_sum(w**2),
+        )
+        raised = [lambda record: rate.assign(0.5) if record.step == 2 else None]
+        saved = cn.Checkpoint(folder, every=100)
+        trainer.fit((X, Y), batch_size=6, steps=steps, checkpoint=saved, callbacks=raised, log_every=2)
+        return w.numpy()
+
+    unbroken = trained_to(8, tmp_path / "one")
+    trained_to(4, tmp_path / "other")
+    np.testing.assert_array_equal(trained_to(8, tmp_path / "other"), unbroken)
 
 
 @pytest.mark.parametrize("sync", [cn.LocalSGD(2), cn.Asynchronous()])

@@ -8,9 +8,24 @@ from numpy_local import linear, trained
 import colonnade as cn
 
 
+class Unregistered(keras.optimizers.schedules.ExponentialDecay):
+    pass
+
+
+def excluding():
+    outer = keras.optimizers.AdamW()
+    outer.exclude_from_weight_decay(var_names=["bias"])
+    return outer
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (lambda: cn.LocalSGD(2, outer=excluding()), "does not tell of exclude_from_weight_decay"),
+        (
+            lambda: cn.LocalSGD(2, outer=keras.optimizers.SGD(Unregistered(0.1, 1, 0.5))),
+            "Could not locate class 'Unregistered'",
+        ),
         (lambda: cn.LocalSGD(0), "every=0: must be a whole number from 1 up"),
         (lambda: cn.LocalSGD(2, outer="sgd"), "outer='sgd': must be a Keras 3 optimizer"),
         (lambda: cn.DiLoCo(every=1.5), "every=1.5"),

@@ -21,11 +21,12 @@ from colonnade.run.engine.protocols import Links, Settings, Then
 from colonnade.run.engine.traces import Traces
 from colonnade.run.memory.estimate import Memory, of_replicas
 from colonnade.run.move.num_bytes import num_bytes
-from colonnade.run.step.objective import Objective
+from colonnade.run.step.objective import Objective, miscounted
 from colonnade.run.step.untrainable import split_by_width
 from colonnade.run.trace.raw_call import Call
 from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import undone, wide
+from colonnade.run.variables.digests import equal
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named, resume, state_of
 
 WORKED = "worked"  # in a checkpoint: which devices have averages of their own
@@ -224,7 +225,7 @@ class AsynchronousEngine:
         self._calls.housed.refresh(but=frozenset(variable.ref() for variable in self._calls.shared))
         if self._running:
             shown = self._shown.items()
-            assigned = {ref for ref, value in shown if not _same(ref.deref().read_value(), value)}
+            assigned = {ref for ref, value in shown if not equal(ref.deref().read_value(), value)}
             self._calls.housed.restore_states(only=assigned)  # the others go on from what each device has
             self._go_on()
         else:
@@ -291,7 +292,7 @@ class AsynchronousEngine:
         return step
 
     def explained(self, error: tf.errors.OpError) -> Exception:
-        return error
+        return miscounted(error)
 
     def homes(self) -> dict[str, str]:
         return {v.name: v.device for v in (*self.parameters, *self.traces.slots)}
@@ -305,9 +306,3 @@ class AsynchronousEngine:
         read, sent = (float(sum(map(num_bytes, tensors))) for tensors in (self.parameters, dense))
         first, *others = self.devices
         return {(first, other): read for other in others} | {(other, first): sent for other in others}
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether all is equal; what is not a number is equal to itself."""
-    neither = tf.not_equal(one, one) & tf.not_equal(other, other)
-    return bool(tf.reduce_all(tf.equal(one, other) | neither))

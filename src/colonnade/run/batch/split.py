@@ -383,9 +383,23 @@ def _cut(value: Any, counts: Sequence[Any]) -> list[Any]:
     if isinstance(value, tf.SparseTensor):
         rest = value.dense_shape[1:]
         return [
-            tf.sparse.slice(
-                value, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[count], rest], 0)
+            _of_rows(
+                count,
+                tf.sparse.slice(
+                    value, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[count], rest], 0)
+                ),
+                value.shape[1:],
             )
             for start, count in zip(starts, counts, strict=True)
         ]
     return tf.split(value, list(counts), num=len(counts)) if len(counts) > 1 else [value]
+
+
+def _of_rows(count: Any, part: tf.SparseTensor, rest: tf.TensorShape) -> tf.SparseTensor:
+    """A slice of a sparse tensor with the shape that it is known to have, which TensorFlow does not tell."""
+    if not isinstance(count, int):
+        return part
+    spec = tf.SparseTensorSpec([count, *rest], part.dtype)
+    return tf.nest.pack_sequence_as(
+        spec, tf.nest.flatten(part, expand_composites=True), expand_composites=True
+    )

@@ -31,14 +31,14 @@ def feed(data: Any, batch_size: int | None, where: str) -> tf.data.Dataset:
         spec = data.element_spec
         check(where, _rankless(spec))
         # A map is a trace more; compared as text, in which the order of keys is seen.
-        ready = isinstance(spec, tuple) and str(as_arguments(*spec)) == str(spec)
-        return data if ready else data.map(unconverted(as_arguments))
+        ready = isinstance(spec, tuple) and str(as_arguments(spec)) == str(spec)
+        return data if ready else _mapped(data)
     if is_generator(data):
         if batch_size is not None:
             rule = "is for arrays; a list or a generator has its own batches"
             fix = "Leave it out; or, if these are arrays, pass a tuple: (x, y)"
             raise InvalidArgument(where, [Problem("batch_size", batch_size, rule, fix)])
-        return _from_batches(data, where).map(unconverted(as_arguments))
+        return _mapped(_from_batches(data, where))
     arrays = as_arguments(data)
     _check_arrays(arrays, batch_size, where)
     with tf.device(HOST):  # or they would go to the first card, and back
@@ -72,12 +72,16 @@ def is_generator(data: Any) -> bool:
     )
 
 
-def as_arguments(*element: Any) -> tuple[Any, ...]:
+def as_arguments(element: Any) -> tuple[Any, ...]:
     """A dataset's element as the arguments of a function: a tuple is several, anything else is one."""
-    arguments: tuple[Any, ...] = _in_order(
-        element if len(element) > 1 or not isinstance(element[0], tuple) else element[0]
-    )
+    arguments: tuple[Any, ...] = _in_order(element if isinstance(element, tuple) else (element,))
     return arguments
+
+
+def _mapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """With each element as arguments; `map` hands over the members of a plain tuple one by one."""
+    members = type(dataset.element_spec) is tuple
+    return dataset.map(unconverted(lambda *given: as_arguments(given if members else given[0])))
 
 
 def _in_order(nest: Any) -> Any:
@@ -127,9 +131,30 @@ def _from_batches(data: Any, where: str) -> tf.data.Dataset:
         ) from None
     spec = tf.nest.map_structure(_spec_of, first)
     once = isinstance(data, Iterator)
-    return tf.data.Dataset.from_generator(
-        lambda: itertools.chain([first], batches) if once else iter(data), output_signature=spec
-    )
+
+    def same_kind() -> Iterator[Any]:
+        for batch in itertools.chain([first], batches) if once else iter(data):
+            check(where, _other_dtypes(batch, spec))
+            yield batch
+
+    return tf.data.Dataset.from_generator(same_kind, output_signature=spec)
+
+
+def _other_dtypes(batch: Any, spec: Any) -> Iterator[Problem]:
+    """What TensorFlow would turn into the dtype of the first batch, be it halves into whole numbers.
+
+    Of a batch of another structure TensorFlow says so itself.
+    """
+    wanted = [(path, leaf.dtype) for path, leaf in flatten(spec)]
+    given = [leaf for _, leaf in flatten(batch)]
+    for (path, dtype), leaf in zip(wanted, given, strict=False):
+        if dtype == tf.string:  # of NumPy's texts each length is a dtype
+            continue
+        own = tf.as_dtype(leaf.dtype if hasattr(leaf, "dtype") else _spec_of(leaf).dtype)
+        if own != dtype:
+            rule = f"is {own.name} in a later batch, and was {dtype.name} in the first one"
+            fix = "Give all batches the same dtypes: array.astype(...)"
+            yield Problem(f"data{path}", own.name, rule, fix)
 
 
 def _spec_of(value: Any) -> Any:

@@ -114,9 +114,12 @@ class GraphEngine:
 
     def bind(self, housed: Homes) -> None:
         """Make the variables and handles that the traces need."""
-        for objective in self.traces.objectives:
+        captured = [objective.captures for objective in self.traces.objectives]
+        if self.traces.penalty is not None:
+            captured.append(self.traces.penalty.captures)
+        for captures in captured:
             for i in range(len(self.devices)):
-                housed.bindings(i, objective.captures)
+                housed.bindings(i, captures)
 
     def cut(self, batch: Arguments) -> tuple[int, ...]:
         """The sizes of the slices of such a batch."""

@@ -111,8 +111,9 @@ class Loop:
         return self._widths.opened(arguments)
 
     def stream(self, data: FitData, limit: int | None = None) -> "GraphStream":
-        # Begins no step before it is asked to.
-        return self.along(Batches(data.dataset, data.names, data.keywords))
+        # No step is begun before it is asked for, but batches are fetched ahead.
+        wanted = data.dataset if limit is None else data.dataset.take(limit)
+        return self.along(Batches(wanted, data.names, data.keywords))
 
     def along(self, batches: Batches) -> "GraphStream":
         return GraphStream(self, batches)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from colonnade.errors import NotFinite
 from colonnade.run.engine.protocols import Settings
 from colonnade.run.engine.traces import Traces
-from colonnade.run.step.objective import Share, stacked, vital
+from colonnade.run.step.objective import Share, miscounted, stacked, vital
 
 # Begins the message of the assertion that guards an update.
 NOT_FINITE = "colonnade: a loss or gradient is not finite"
@@ -79,13 +79,13 @@ class Guard:
             return tf.identity(left_out)
 
     def explained(self, error: tf.errors.OpError, culprit: Callable[[int, Sequence[str]], str]) -> Exception:
-        """If the guard of the update spoke: which device, step and variable; else the error as it is.
+        """If the guard of the update spoke: which device, step and variable; else what `miscounted` says.
 
         `culprit` tells the device from the replica and the names of the variables with bad gradients.
         """
         words = re.search(rf"{NOT_FINITE}\] \[(\d+)\] \[(\d+) (\d+)\] \[(.*?)\]\s*\n", error.message, re.S)
         if not words:
-            return error
+            return miscounted(error)
         step, rows, columns = int(words[1]) + 1, int(words[2]), int(words[3])
         table = np.array([float(n) for n in re.findall(r"[-+.\w]+", words[4])]).reshape(rows, columns)
         replica = int(np.argwhere(~np.isfinite(table))[0][0])

@@ -1,5 +1,6 @@
 """The loss with its gradient, the penalty and the optimizer's update, each traced once."""
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -192,6 +193,24 @@ class Traces:
             rule = "is trained by some batches or slices, and not by those of another size or kind"
             fix = "Use it for every slice, if only times zero, and freeze layers before the first step"
             yield Problem("variable", (one | other)[ref].name, rule, fix)
+
+    def warn_of_freezing(self) -> None:
+        """Tell of `trainable` that was set too late.
+
+        It counts when the loss is traced, as with Keras when a model is compiled.
+        """
+        if not self.parameters:
+            return
+        first = self.objectives[0]
+        trained = {parameter.ref() for parameter in first.parameters}
+        now = {variable.ref() for variable in self._settings.trainable(first.watched)}
+        changed = [v.name for v in first.watched if (v.ref() in trained) != (v.ref() in now)]
+        if changed:
+            warnings.warn(
+                f"trainable of {', '.join(changed[:3])}{', ...' if changed[3:] else ''} was set after the "
+                "first step, and counts no more: make a new Trainer, with an optimizer of its own.",
+                stacklevel=2,
+            )
 
     def outcome_spec(self, batch: Arguments, counts: Sequence[int]) -> tuple[int, Any, dict[str, Any]]:
         """Of a step on such slices: how many replicas work, the dtype of the loss, those of the metrics."""

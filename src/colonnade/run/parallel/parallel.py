@@ -23,6 +23,7 @@ from colonnade.run.parallel.uncompilable import uncompilable
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.op_timeline import Places, op_timeline
+from colonnade.run.trace.other_shapes import shapes_from
 from colonnade.run.trace.traced import Traced, Voice
 from colonnade.run.trace_cut.sync_cut import refusals
 
@@ -230,17 +231,23 @@ class Parallel:
         """Which outputs have a batch dim: their first dim changes with the size of the slice.
 
         A slice of another size tells a batch dim, also one that was flattened or filtered, from a dim
-        that has the same size by chance. That costs a trace, so where all outputs are concatenated
-        anyway it is done only for one whose size is not that of the slice.
+        that has the same size by chance. That costs a trace, unless the graph of this one tells too.
         """
         leaves = [leaf for _, leaf in traced.paths()]
-        ranked = [is_tensor(leaf) and leaf.shape.rank != 0 for leaf in leaves]
+        # Rows of a table, which a sparse gradient has, are no examples.
+        ranked = [
+            is_tensor(leaf) and not isinstance(leaf, tf.IndexedSlices) and leaf.shape.rank != 0
+            for leaf in leaves
+        ]
         rows = counts[0] if isinstance(counts[0], int) else None
-        plain = all(_first(leaf) in (None, rows) for leaf in leaves if is_tensor(leaf))
-        if not any(ranked) or (self._join == "concat" and plain):
-            return ranked
         size = rows or 2
         # Twice the size: a function that takes groups of rows takes that too.
+        others = _with_rows(traced, part, 2 * size)
+        if all(
+            not has_rank or _first(leaf) is None or other not in (None, _first(leaf))
+            for has_rank, leaf, other in zip(ranked, leaves, others, strict=True)
+        ):
+            return ranked
         one, other = (self._traces.get(part.resized(rows)).paths() for rows in (size, 2 * size))
         return [
             has_rank and (_first(a) is None or _first(a) != _first(b))
@@ -358,6 +365,19 @@ def _made(fn: Callable[..., Any], devices: tuple[str, ...]) -> Parallel:
 def _seed() -> int:
     """The global seed of legacy random ops, which becomes part of a trace."""
     return tf.compat.v1.get_seed(0)[0]
+
+
+def _with_rows(traced: Traced, part: Arguments, rows: int) -> list[int | None]:
+    """The first dim of each leaf of the result for a slice of so many rows, as far as the graph tells."""
+    leaves = traced.leaves(traced.outputs)
+    plain = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    names = [tensor.op.name for tensor in traced.concrete.inputs]
+    given = [component.shape for component in part.resized(rows).components()]
+    try:
+        shapes = iter(shapes_from(plain, dict(zip(names, given, strict=False))) if plain else [])
+    except ValueError:  # it is made for slices of its own size
+        return [None for _ in leaves]
+    return [_first(tf.TensorSpec(next(shapes))) if isinstance(leaf, tf.Tensor) else None for leaf in leaves]
 
 
 def _first(leaf: Any) -> int | None:

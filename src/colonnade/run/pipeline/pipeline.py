@@ -222,9 +222,6 @@ class Pipeline:
             counts = [count for row in split for count in row]
             rows = [self.rows[i] for i, row in enumerate(split) for _ in row]
         parts = arguments.parts(counts)
-        if total is not None:  # a slice of a sparse tensor does not know its shape
-            sized = zip(parts, counts, strict=True)
-            parts = [arguments.resized(n).with_components(part.components()) for part, n in sized]
         results = []
         for i, (part, row) in enumerate(zip(parts, rows, strict=True)):
             results.append(self._through(part, row, i, training))

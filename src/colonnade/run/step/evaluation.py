@@ -11,7 +11,7 @@ from colonnade.run.batch.split import Arguments, sizes
 from colonnade.run.machines.peers import ALONE, Peers
 from colonnade.run.move.reduce import star
 from colonnade.run.step.borrowed_homes import BorrowedHomes
-from colonnade.run.step.objective import total_of
+from colonnade.run.step.objective import miscounted, total_of
 from colonnade.run.step.update import as_keras, inside
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import hosted
@@ -24,7 +24,8 @@ class Score(Traced):
     """A loss function traced without its gradient: sums over a slice, and what to divide them by."""
 
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-        rows = arguments.size("the loss function") or 0
+        rows = arguments.size("the loss function")
+        assert rows is not None
 
         def sums(result: Any) -> dict[str, Any]:
             share = total_of(result, tf.constant(1.0), rows)
@@ -83,7 +84,10 @@ class Evaluation:
         if key not in self._compiled:
             self._compiled[key] = self._compile(arguments)
         self._housed.restore_states()
-        return self._compiled[key](*arguments.components())
+        try:
+            return self._compiled[key](*arguments.components())
+        except tf.errors.OpError as error:
+            raise miscounted(error) from None
 
     def _compile(self, arguments: Arguments) -> Any:
         counts = sizes(arguments.size("evaluate()") or 0, len(self._devices))

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from colonnade.run.trace.captures import LOOPS, READS, ancestors
 from colonnade.run.trace.ops import draws, is_random
+from colonnade.run.trace.other_shapes import shapes_from
 
 OWN, SAME, ONCE, FOLDED, MIXED = "own", "same", "once", "folded", "mixed"
 DENSE = "dense"
@@ -99,18 +100,15 @@ def made_up(indices: Any) -> tuple[int | None, ...] | None:
 
     Traces of other numbers of rows have another one if, and only if, it goes by these.
     """
-    names = {op.name for op in ancestors(indices.op)}
-    whole = indices.graph.as_graph_def()
-    part = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
-    for node in (one for one in whole.node if one.name in names):
-        added = part.node.add()
-        added.CopyFrom(node)
-        added.input[:] = [name for name in node.input if not name.startswith("^")]
-        for dim in added.attr["shape"].shape.dim if node.op == "Placeholder" else ():
-            dim.size = MADE_UP if dim.size < 0 else dim.size
-    with tf.Graph().as_default():
-        (tensor,) = tf.graph_util.import_graph_def(part, return_elements=[indices.name], name="")
-    return None if tensor.shape.rank is None else tuple(tensor.shape)
+    placeholders = [op for op in ancestors(indices.op) if op.type == "Placeholder"]
+    shapes = {op.name: op.outputs[0].shape for op in placeholders}
+    known = {
+        name: [MADE_UP if size is None else size for size in shape]
+        for name, shape in shapes.items()
+        if shape.rank is not None
+    }
+    (shape,) = shapes_from([indices], known)
+    return None if shape.rank is None else tuple(shape)
 
 
 def lookups(indices: Any, given: Sequence[Any]) -> list[tuple[Any, str, tuple[int | None, ...] | None]]:

@@ -5,6 +5,7 @@ A loss function returns one loss per example, or a scalar that is the mean of it
 gradient is that of the weighted mean over the global batch, for any split of that batch.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from colonnade.run.trace.traced import Traced, Voice
 
 # Of the ops that look at gradients; a profile counts them to the backward pass.
 HEALTH = "health_of_gradients"
+# Begins the message of an assertion about numbers of values that are known only when a step is made.
+MISCOUNTED = "colonnade: other than one value for each example"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Objective(Traced):
         self._arguments, self._scale_loss, self._trainable = arguments, scale_loss, trainable
         self._timed, self._turning, self._examined = timed, turning, examined
         self.parameters: list[tf.Variable] = []
+        self.watched: list[tf.Variable] = []  # of which parameters are those that are not frozen
         super().__init__(loss, arguments, voice)
 
     @property
@@ -103,7 +107,8 @@ class Objective(Traced):
     def _begin(self, arguments: Arguments, components: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
         components, begin = self._begun(components)
         (factor, *args), kwargs = arguments.unpack(components)
-        rows, tape = arguments.size("the loss function") or 0, tf.GradientTape()
+        rows, tape = arguments.size("the loss function"), tf.GradientTape()
+        assert rows is not None, "a loss that is a scalar counts by the size of its slice"
 
         @contextmanager
         def recorded() -> Iterator[None]:
@@ -132,8 +137,9 @@ class Objective(Traced):
 
     def _share(self, tape: tf.GradientTape, share: Share, differentiated: Any, begin: Any) -> Share:
         # Whole numbers have no gradient, though TensorFlow calls variables of them trainable.
-        watched = [v for v in tape.watched_variables() if v.dtype.is_floating or v.dtype.is_complex]
-        self.parameters = list(self._trainable(watched))
+        known = tape.watched_variables()
+        self.watched = [v for v in known if v.dtype.is_floating or v.dtype.is_complex]
+        self.parameters = list(self._trainable(self.watched))
         turned, upstream = self._turned(differentiated)
         with self._context.around_gradient():
             gradients = tape.gradient(differentiated, self.parameters, output_gradients=upstream)
@@ -209,6 +215,11 @@ def total_of(result: Any, factor: Any, rows: int) -> Share:
         weights = tf.cast(_floats(losses.weights, "weights"), each.dtype)
         metrics = {name: _floats(value, name) for name, value in metrics.items()}
         check("the loss function", _other_shapes(each, weights, metrics))
+        weights = _counted(weights, tf.shape(each), "weights", each)
+        metrics = {
+            name: value if value.shape.rank == 0 else _counted(value, tf.shape(each), name, each)
+            for name, value in metrics.items()
+        }
         loss, weight = tf.reduce_sum(each * weights), tf.reduce_sum(weights)
         values = {
             name: tf.reduce_sum(tf.cast(value, each.dtype) * weights) for name, value in metrics.items()
@@ -301,7 +312,34 @@ def _mean(values: Any, factor: Any, rows: int, name: str) -> Any:
         rule = f"must hold one value for each of the {rows} examples, or be a scalar"
         fix = "Take the mean over the other dims, or return cn.Weighted(losses, weights)"
         raise InvalidArgument("the loss function", [Problem(name, tuple(values.shape), rule, fix)])
-    return tf.reduce_sum(values) * factor
+    return tf.reduce_sum(_counted(values, tf.constant([rows]), name)) * factor
+
+
+def _counted(values: Any, wanted: Any, name: str, like: Any = None) -> Any:
+    """Values that are of the wanted shape: where a trace does not tell, such as after a filter, a step does.
+
+    What has that shape is `like`, if it is a tensor and not a number of examples.
+    """
+    told = values.shape.is_fully_defined() and (like is None or like.shape.is_fully_defined())
+    if told:
+        return values
+    shape = tf.shape(values)
+    with tf.device("/device:CPU:0"):
+        said = [MISCOUNTED, name, shape, wanted]
+        right = tf.raw_ops.Assert(condition=tf.reduce_all(shape == wanted), data=said, summarize=-1)
+    with tf.control_dependencies([right]):
+        return tf.identity(values)
+
+
+def miscounted(error: tf.errors.OpError) -> Exception:
+    """The user's own mistake, if a step failed because of the number of values; else the error as it is."""
+    words = re.search(rf"{MISCOUNTED}\] \[(.*?)\] \[([\d ]*)\] \[([\d ]*)\]", error.message)
+    if not words:
+        return error
+    name, given, wanted = words[1], *(tuple(map(int, one.split())) for one in words.groups()[1:])
+    rule = f"must hold one value for each example or each loss, as many as {wanted}"
+    fix = "For losses that do not count return cn.Weighted(losses, weights), with a weight of 0"
+    return InvalidArgument("the loss function", [Problem(name, given, rule, fix)])
 
 
 def vital(gradient: Any) -> Any:

@@ -24,7 +24,7 @@ from colonnade.errors import InvalidArgument, Problem
 from colonnade.run.move.num_bytes import num_bytes
 from colonnade.run.step.rows_made_dense import CutUpdate, cut_update
 from colonnade.run.step.xla import compiled, worth_compiling
-from colonnade.run.trace.captures import ancestors, captures
+from colonnade.run.trace.captures import READS, ancestors, captures, descendants
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.keras_owner import keras_variables
 from colonnade.run.trace.raw_call import raw_call
@@ -167,6 +167,15 @@ class Update:
                 owners[capture.variable.ref()] = owners[next(iter(together))] if len(together) == 1 else 0
         return owners
 
+    def without_gradient(self) -> set[Any]:
+        """The refs of variables that are written, and from no gradient, such as a count of steps."""
+        made = descendants(*(tensor.op for tensor in self.concrete.inputs[1 : 1 + len(self._specs)]))
+        return {
+            capture.variable.ref()
+            for tensor, capture in zip(self._handles(), self.captures, strict=True)
+            if capture.variable is not None and capture.written and _writers(tensor).isdisjoint(made)
+        }
+
     def place(self, owners: Mapping[Any, int], devices: Sequence[str]) -> None:
         """Put every op that works for one parameter alone on the device of its owner."""
         # TensorFlow forgets the branches of a function, which the placed one has too, when it is freed.
@@ -226,6 +235,11 @@ class Update:
             for name in above | {op.name for op in ops} | {handle}:
                 served.setdefault(name, set()).update(touched)
         return served
+
+
+def _writers(handle: Any) -> set[str]:
+    """The names of ops that may write to the variable of a handle."""
+    return {op.name for op in handle.consumers() if op.type not in READS}
 
 
 def _shapes_of_tables(specs: Sequence[Any], shapes: Sequence[tf.TensorShape]) -> dict[int, list[int]]:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +15,13 @@ from colonnade.run.engine.protocols import Links, Outcome, Settings
 from colonnade.run.move.reduce import traffic
 from colonnade.run.step.objective import Share
 from colonnade.run.step.untrainable import split_by_width
+from colonnade.run.step.update import inside
 from colonnade.run.sync.averaging import Held, Join
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import refusals
 from colonnade.run.variables.aggregation import mean_of, wide
+from colonnade.run.variables.digests import equal
 from colonnade.run.variables.homes import Homes
 from colonnade.run.variables.saved_state import Item, SavedState, bases, named
 
@@ -48,6 +51,8 @@ class Local(GraphEngine):
         yield from split_by_width(traces[0])
         if len(self.devices) > 1:
             yield from refusals(traces[0])
+        if len(traces) < len(self.devices):
+            yield from _accumulating(self.optimizer, len(traces), len(self.devices))
 
     def house(self) -> Homes:
         """Every replica has variables of its own."""
@@ -146,8 +151,11 @@ class Local(GraphEngine):
             return tf.cond(due, self._joined, lambda: tf.constant(0)) if self._every > 1 else self._joined()
 
     def _counters(self, num_active: int) -> list[Any]:
-        """A replica without work counts the step all the same, so that schedules follow global steps."""
-        counters = [slot for slot in self.traces.slots if not slot.dtype.is_floating]
+        """A replica without work counts the step all the same, so that schedules follow global steps.
+
+        What an optimizer makes of such counts goes with them, such as Nadam's product of momenta.
+        """
+        counters = self._counts
         first = self.housed.own(0, counters)
         idle = range(num_active, len(self.devices))
         return [
@@ -155,6 +163,13 @@ class Local(GraphEngine):
             for i in idle
             for copy, source in zip(self.housed.own(i, counters), first, strict=True)
         ]
+
+    @cached_property
+    def _counts(self) -> list[tf.Variable]:
+        """The slots into which no gradient goes."""
+        update = self.traces.update(self.traces.specs)
+        counted = update.without_gradient()
+        return [slot for slot in self.traces.slots if not slot.dtype.is_floating or slot.ref() in counted]
 
     def _joined(self) -> Any:
         seen = self._seen.read_value()
@@ -219,10 +234,8 @@ class Local(GraphEngine):
         if self._housed is None:
             return
         users, shown = self._users(), self._shown or []
-        same = [
-            bool(tf.reduce_all(user.read_value() == value)) for user, value in zip(users, shown, strict=False)
-        ]
-        assigned = {user.ref() for user, equal in zip(users, same, strict=False) if not equal}
+        pairs = zip(users, shown, strict=False)
+        assigned = {user.ref() for user, value in pairs if not equal(user.read_value(), value)}
         self.housed.refresh(but=frozenset(user.ref() for user in users) - assigned)
         self.housed.restore_states(only=assigned)
         self._join.refresh(assigned)
@@ -286,6 +299,15 @@ class Local(GraphEngine):
         up = traffic([specs] * len(self.devices), self.settings.order).links
         pairs = {(self.devices[i], self.devices[j]): size / self._every for (i, j), size in up.items()}
         return pairs | {(target, source): size for (source, target), size in pairs.items()}
+
+
+def _accumulating(optimizer: Any, num_active: int, num_devices: int) -> Iterator[Problem]:
+    """An idle replica would apply what it has accumulated at a later step, with what comes meanwhile."""
+    for one in inside(optimizer):
+        if one.gradient_accumulation_steps:
+            rule = f"asks for work for all {num_devices} devices, and this batch has some for {num_active}"
+            fix = "Leave such a batch out (drop_remainder=True), or choose cn.Synchronous()"
+            yield Problem("gradient_accumulation_steps", one.gradient_accumulation_steps, rule, fix)
 
 
 def _own_mean(share: Share, value: Any) -> Any:

@@ -53,10 +53,7 @@ class LocalSGD:
         yield from ()
 
     def engine(self, settings: Settings) -> Local | MachineJoins:
-        # A copy of its own: the optimizer's state belongs to one training.
-        outer = self.outer
-        if outer is not None:
-            outer = type(outer).from_config({**outer.get_config(), "name": "outer"})
+        outer = None if self.outer is None else _copied(self.outer)
         if self.across == "machines":
             return _joins(settings, int(self.every), Averaged(outer), self.compress)
         return Local(settings, int(self.every), Averaged(outer))
@@ -159,10 +156,29 @@ def _across_problems(across: Any, compress: Any) -> Iterator[Problem]:
         yield Problem("compress", compress, rule, 'Leave it out, or choose across="machines"')
 
 
+def _copied(outer: Any) -> Any:
+    """A copy of its own: the optimizer's state belongs to one training."""
+    return type(outer).from_config({**outer.get_config(), "name": "outer"})
+
+
 def _outer_problems(outer: Any) -> Iterator[Problem]:
-    if outer is not None and not all(hasattr(outer, name) for name in ("apply", "build", "get_config")):
+    if outer is None:
+        return
+    if not all(hasattr(outer, name) for name in ("apply", "build", "get_config")):
         rule, fix = (
             "must be a Keras 3 optimizer",
             "Try keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
         )
         yield Problem("outer", outer, rule, fix)
+        return
+    kind, configured = type(outer).__name__, "is copied by its configuration, "
+    try:
+        copied = _copied(outer)
+    except (TypeError, ValueError) as error:
+        fix = "Register classes of your own (keras.saving.register_keras_serializable()), with a get_config()"
+        yield Problem("outer", kind, f"{configured}which fails: {str(error).splitlines()[0]}", fix)
+        return
+    untold = [] if outer.built else sorted(vars(outer).keys() - vars(copied).keys())
+    if untold:
+        fix = "Say it in the constructor, or in a class of your own"
+        yield Problem("outer", kind, f"{configured}which does not tell of {untold[0].lstrip('_')}", fix)

@@ -33,6 +33,7 @@ def ends_fit(engine: Engine, callbacks: Sequence[Callable[[Record], Any]], recor
     engine.leave()
     answers = [callback(record) for callback in callbacks]
     engine.enter()
+    engine.traces.warn_of_freezing()
     return True in answers
 
 

@@ -392,6 +392,7 @@ class Trainer:
         if not self.parameters:
             self._built_before = self.optimizer.built
         self._engine.enter()
+        self._engine.traces.warn_of_freezing()
         try:
             yield
         except tf.errors.OpError as error:

@@ -43,6 +43,14 @@ class Digests:
             return tf.gather(tf.concat(stacks, axis=0), np.argsort(order))
 
 
+def equal(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same; what is not a number is equal to itself."""
+    if one.shape != other.shape:
+        return False
+    neither = tf.not_equal(one, one) & tf.not_equal(other, other)
+    return bool(tf.reduce_all(tf.equal(one, other) | neither))
+
+
 def can_digest(variable: tf.Variable) -> bool:
     """Whether a variable has bits that can be added."""
     known = variable.shape.is_fully_defined()

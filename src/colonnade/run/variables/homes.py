@@ -287,8 +287,12 @@ class Homes:
 
     def constants(self) -> list[tf.Variable]:
         """What the function reads and nobody here changes; a callback of the user's may."""
-        known = self._trained | self.states.keys()
-        return [ref.deref() for ref in self._aliases[0] if ref not in known]
+        known = self._trained | self.states.keys() | {slot.ref() for slot in self.slots}
+        return [ref.deref() for ref in self._read_by_first() if ref not in known]
+
+    def _read_by_first(self) -> Iterable[Any]:
+        """The refs of what the first replica reads, among others."""
+        return self._aliases[0]
 
     def where(self) -> dict[str, str]:
         """The device of every parameter and slot."""

@@ -73,9 +73,8 @@ class StageHomes(Homes):
     def _state_devices(self, variable: tf.Variable) -> Sequence[str]:
         return [self._device(row, variable) for row in range(len(self._rows))]
 
-    def constants(self) -> list[tf.Variable]:
-        known = self._trained | self.states.keys() | {slot.ref() for slot in self.slots}
-        return [ref.deref() for ref in self._copies[0] if ref not in known]
+    def _read_by_first(self) -> Iterable[Any]:
+        return self._copies[0]
 
     def leave(self) -> None:
         for variable in [*self.parameters, *self.slots]:
