@@ -14,7 +14,7 @@ from colonnade.hardware import devices as hardware
 from colonnade.hardware.placement import Placement, placement, short
 from colonnade.hardware.profile import Recording
 from colonnade.run.batch.split import Arguments, Whole, is_tensor, parameter_names, sizes
-from colonnade.run.batch.widths import Widths
+from colonnade.run.batch.widths import Widths, kind_of
 from colonnade.run.batch.zeros import with_zeros
 from colonnade.run.parallel.compilation import Compilation, compile_problems
 from colonnade.run.parallel.compiled_replica import CompiledReplica, immovable
@@ -46,6 +46,7 @@ class Parallel:
         self._compilation = Compilation(compile, self._where)
         self._with_xla: dict[tuple[Traced, str], CompiledReplica] = {}
         self._widths = Widths()
+        self._follow: dict[Hashable, list[bool]] = {}  # by the kind of a slice: which outputs do
         self.devices = tuple(devices)
 
     @tf.autograph.experimental.do_not_convert
@@ -231,7 +232,8 @@ class Parallel:
         """Which outputs have a batch dim: their first dim changes with the size of the slice.
 
         A slice of another size tells a batch dim, also one that was flattened or filtered, from a dim
-        that has the same size by chance. That costs a trace, unless the graph of this one tells too.
+        that has the same size by chance. That costs a trace, once for batches of a kind, unless the graph
+        of this one tells too.
         """
         leaves = [leaf for _, leaf in traced.paths()]
         # Rows of a table, which a sparse gradient has, are no examples.
@@ -248,11 +250,14 @@ class Parallel:
             for has_rank, leaf, other in zip(ranked, leaves, others, strict=True)
         ):
             return ranked
-        one, other = (self._traces.get(part.resized(rows)).paths() for rows in (size, 2 * size))
-        return [
-            has_rank and (_first(a) is None or _first(a) != _first(b))
-            for has_rank, (_, a), (_, b) in zip(ranked, one, other, strict=True)
-        ]
+        kind = kind_of(part), tuple(path for path, _ in traced.paths())
+        if kind not in self._follow:
+            one, other = (self._traces.get(part.resized(rows)).paths() for rows in (size, 2 * size))
+            self._follow[kind] = [
+                has_rank and (_first(a) is None or _first(a) != _first(b))
+                for has_rank, (_, a), (_, b) in zip(ranked, one, other, strict=True)
+            ]
+        return self._follow[kind]
 
     def _explained(self, error: tf.errors.OpError, arguments: Arguments) -> tf.errors.OpError:
         """The same error in a few lines: what, on which device, and by which line of the user's."""
