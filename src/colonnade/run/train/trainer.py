@@ -65,8 +65,8 @@ class Trainer:
         on_nan: `stop` raises when a gradient is not finite, before anything is applied; `skip` leaves
             that update out and counts it.
         reduce: how gradients are added up: `ring` gives every device an equal part of the sums, `tree` adds
-            them on the first one, `nccl` uses the cards' own library. `auto` on cards is what the self-test
-            of the machine found fastest, else `ring` (see `docs/cards.md`).
+            them on the first one; on cards also their own library. `auto` on cards is what the self-test of
+            the machine found fastest, else `ring` (see `docs/cards.md`).
         compile: whether XLA compiles what a replica computes; `auto` tries both ways on the first steps
             and keeps the faster one. `history.compiled` says what became of it.
         plan: what `cn.plan` returned; it settles devices, sync and variables, and every fit is compared with
