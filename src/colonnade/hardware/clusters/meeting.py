@@ -1,10 +1,10 @@
 """The machines of a training keep in touch: they exchange what all must agree on, and notice who is gone.
 
 All are connected to the first one. Everybody sends a beat twice a second; who is not heard for some seconds,
-or whose connection ends without a goodbye, is lost. Steps cannot go on without it, and the ring of machines
-has to be closed anew. So every other machine ends at once, with the exit code that asks to be started again;
-nothing is saved on the way. A beat says what its machine is at (see `whereabouts`), so
-that machines that wait for each other for ever are noticed too.
+or whose connection ends without a goodbye, is lost. Steps cannot go on without it, and a new ring needs a new
+start. So every other machine ends at once, with the exit code that asks to be started again; nothing is
+saved on the way. A beat says what its machine is at (see `whereabouts`), so that machines that wait for each
+other for ever are noticed too.
 """
 
 import contextlib

@@ -204,7 +204,7 @@ def _go_to_first(
             words = str(answer.get("refused"))
             kind = MissedMeeting if answer.get("missed") else InvalidArgument
             raise kind(WHERE, [Problem("machine", cluster.name, words, "Look at its log")])
-        time.sleep(0.05)  # what listens there may be another cluster's, or the server of a run that ends
+        time.sleep(0.05)  # what listens there may be another cluster's, or a run's that ends
     words = _absent(cluster, [0], seconds)
     raise MissedMeeting(WHERE, [_problem(cluster, [0], words)])
 

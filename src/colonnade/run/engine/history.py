@@ -36,22 +36,38 @@ class Record:
 
 @dataclass
 class History:
-    """What `fit` returns: a record per log line, the loss of every step, and how it ended."""
+    """What `fit` returns: a record per log line, the loss of every step, and how it ended.
+
+    Args:
+        records: one per log line.
+        losses: one per step.
+        seconds: that the fit took.
+        examples: that it trained on.
+        interrupted: whether Ctrl-C ended it.
+        resumed: the saved step from which it went on, if it did.
+        stalled: seconds that steps waited for checkpoints; no step waits for the last save.
+        waited: seconds of the fit in which steps waited for the next batch.
+        predicted: what a step was expected to take, by a plan or from the first batch.
+        unpredicted: why there is no prediction, where there is none.
+        compiled: what became of `compile=`, and why.
+        timeline: of the steps that were profiled.
+        logdir: where the fit wrote its log.
+    """
 
     records: list[Record] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     examples: int = 0
     interrupted: bool = False
-    resumed: int | None = None  # the saved step from which the fit went on
-    stalled: float = 0.0  # seconds that steps waited for checkpoints; the last save is not waited for by any
-    waited: float = 0.0  # seconds of these in which steps waited for the next batch
-    predicted: Prediction | None = None  # of the plan, or from the first batch
-    unpredicted: str | None = None  # why there is no prediction, where there is none
-    compiled: str | None = None  # what became of `compile=`, and why
+    resumed: int | None = None
+    stalled: float = 0.0
+    waited: float = 0.0
+    predicted: Prediction | None = None
+    unpredicted: str | None = None
+    compiled: str | None = None
 
-    timeline: Timeline | None = None  # of the steps that were profiled
-    logdir: Path | None = None  # where the fit wrote its log
+    timeline: Timeline | None = None
+    logdir: Path | None = None
 
     def _repr_html_(self) -> str:
         """In a notebook: the loss of every step as a curve, and the last log lines."""

@@ -208,7 +208,7 @@ class Traces:
         if changed:
             warnings.warn(
                 f"trainable of {', '.join(changed[:3])}{', ...' if changed[3:] else ''} was set after the "
-                "first step, and counts no more: make a new Trainer, with an optimizer of its own.",
+                "first step, and has no effect: make a new Trainer, with an optimizer of its own.",
                 stacklevel=2,
             )
 

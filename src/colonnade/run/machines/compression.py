@@ -3,7 +3,7 @@
     bfloat16   two bytes a number: the leading eight bits of its fraction
     int8       one byte a number: whole numbers from -127 to 127, times a scale for each block of 256
 
-They travel as words of 32 bits, which collectives have.
+They travel as words of 32 bits, which go round as they are.
 """
 
 from typing import Any

@@ -52,7 +52,7 @@ def reduce_problems(
     if reduce == AUTO:
         return
     if machines:
-        rule = "is for the devices of one machine; between machines TensorFlow's collectives add up"
+        rule = "is for the devices of one machine; between machines sums go round a ring"
         yield Problem("reduce", reduce, rule, "Leave it out")
     elif not synchronous and not (joins and reduce == TREE):
         said = "cn.Synchronous(), whose replicas add up their gradients at every step"

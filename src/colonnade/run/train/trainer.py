@@ -252,7 +252,8 @@ class Trainer:
         """Train on `data` for a number of steps or epochs, whichever ends first; one epoch by default.
 
         Args:
-            data: a `tf.data.Dataset` of global batches, arrays with `batch_size`, or a generator.
+            data: a `tf.data.Dataset` of global batches, arrays with `batch_size`, or a list or a generator of
+                global batches.
             steps: how many steps; arrays are repeated as often as it takes.
             epochs: how many times to go through the data.
             batch_size: the global batch size, for arrays.
