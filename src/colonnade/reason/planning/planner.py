@@ -291,7 +291,6 @@ def _blocked(topology: Topology, plan: Plan) -> str:
     ways = (
         (plan.stage > 1, "a pipeline is"),
         (plan.sync in ("asynchronous", "elastic"), f"{plan.sync} training is"),
-        (plan.shares == "measured", "measured slices are"),
     )
     what = next((words for holds, words in ways if holds), "")
     if plan.not_runnable or not what:

@@ -23,8 +23,8 @@ from colonnade.run.parallel.uncompilable import uncompilable
 from colonnade.run.trace.cache import TraceCache
 from colonnade.run.trace.concrete import concrete
 from colonnade.run.trace.op_timeline import Places, op_timeline
-from colonnade.run.trace.other_shapes import shapes_from
 from colonnade.run.trace.traced import Traced, Voice
+from colonnade.run.trace_cut.other_shapes import shapes_from
 from colonnade.run.trace_cut.sync_cut import refusals
 
 Devices = int | Sequence[int | str] | None

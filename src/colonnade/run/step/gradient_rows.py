@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from colonnade.run.trace.captures import LOOPS, READS, ancestors
 from colonnade.run.trace.ops import draws, is_random
-from colonnade.run.trace.other_shapes import shapes_from
+from colonnade.run.trace_cut.other_shapes import shapes_from
 
 OWN, SAME, ONCE, FOLDED, MIXED = "own", "same", "once", "folded", "mixed"
 DENSE = "dense"

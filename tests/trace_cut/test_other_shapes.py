@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from colonnade.run.trace.other_shapes import shapes_from
+from colonnade.run.trace_cut.other_shapes import shapes_from
 
 
 def graph_of(fn):
