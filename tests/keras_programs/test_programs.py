@@ -163,6 +163,47 @@ def test_a_trained_program_is_evaluated_and_predicts_as_with_keras(name):
         assert_close(other, one, "prediction", tolerance)
 
 
+class Scaled(keras.Model):
+    """A step that scales its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(16, "relu"), keras.layers.Dense(3, dtype="float32")
+
+    def call(self, x):
+        return self.outer(self.inner(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("error:.*not proved")
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**22, 2.0**30])
+def test_what_halves_hold_of_a_batch_they_hold_of_its_slices_in_a_train_step(scale):
+    """The first holds, the others overflow: steps are left out, and the scale is halved."""
+    keras.config.set_floatx("float32")
+    both = []
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6)).astype("float32"), rng.integers(0, 3, 30)
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 4})):
+        keras.config.set_dtype_policy("mixed_float16")
+        keras.utils.set_random_seed(0)
+        made, optimizer = Scaled(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), scale)
+        made.compile(optimizer, plain_steps.crossentropy())
+        history = fit(made, x, y, batch_size=10, shuffle=False, verbose=0, **more).history
+        weights = made.inner.kernel.numpy(), made.outer.kernel.numpy()
+        both.append(
+            [history["loss"], optimizer.dynamic_scale.numpy(), optimizer.iterations.numpy(), *weights]
+        )
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-3)
+
+
 SAID = kept(
     REFUSED,
     "contrastive loss in a train_step",

@@ -216,6 +216,12 @@ class OwnStep:
         # A call without outputs could not be waited for.
         return logs, gradients, tf.constant(0), scope.sizes, values
 
+    @property
+    def loss_scales(self) -> list[tf.Variable]:
+        """By which its optimizers multiply losses, where these are variables."""
+        scaling = [o for o, _ in self._optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
+        return [optimizer.dynamic_scale.value for optimizer in dict.fromkeys(scaling)]
+
     def _looking(self, num_slices: int) -> Iterator[Problem]:
         """Optimizers that would look at parts of variables as if they were whole, or take sums for values."""
         for optimizer, variables in self._optimizers:

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.model.exchanged import exchanged, updating, with_own
 from colonnade.run.model.metrics import ROWS, as_with_keras, counted_rows, is_of_variables, known_number
 from colonnade.run.model.whole_batch import gathered
 from colonnade.run.trace.concrete import unconverted
@@ -78,22 +79,26 @@ class ReplicaScope:
         # Who was given them, and the variables for which, where that was said.
         self.optimizers: list[tuple[Any, list[Any]]] = []
         self.applied: set[str] = set()  # paths of variables that optimizers were given gradients of
+        self._scaled: list[Any] = []  # losses that optimizers have scaled
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
         """While the user's step is traced."""
         self._graph = tf.compat.v1.get_default_graph()
         with _EXCHANGING, ExitStack() as stack:
-            for kind in _with("apply"):
-                stack.enter_context(_exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
-            for kind in _with("apply_gradients"):
+            for kind in with_own("apply"):
+                stack.enter_context(exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
+            for kind in with_own("apply_gradients"):
                 own = self._applying_pairs(vars(kind)["apply_gradients"])
-                stack.enter_context(_exchanged(kind, "apply_gradients", own))
+                stack.enter_context(exchanged(kind, "apply_gradients", own))
+            for kind in with_own("scale_loss"):
+                own = self._scaling(vars(kind)["scale_loss"])
+                stack.enter_context(exchanged(kind, "scale_loss", own))
             stack.enter_context(_context().differentiating(self._share))
             own = self._differentiating(tf.GradientTape.gradient)
-            stack.enter_context(_exchanged(tf.GradientTape, "gradient", own))
+            stack.enter_context(exchanged(tf.GradientTape, "gradient", own))
             for metric in metrics:
-                stack.enter_context(_updating(metric, self._outermost(metric.update_state)))
+                stack.enter_context(updating(metric, self._outermost(metric.update_state)))
             stack.enter_context(counted_rows())
             yield self
 
@@ -135,6 +140,15 @@ class ReplicaScope:
         self.gradients += [(n, g) for n, g in zip(named, added, strict=True) if g is not None]
         return added
 
+    def _scaling(self, scale_loss: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(optimizer: Any, loss: Any) -> Any:
+            scaled = scale_loss(optimizer, loss)
+            if scaled is not loss:
+                self._scaled.append(scaled)
+            return scaled
+
+        return unconverted(noted)
+
     def _outermost(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
@@ -156,12 +170,22 @@ class ReplicaScope:
             if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
                 return gradient(*given, **kwargs)
             context = _context()
-            share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
-            with context.differentiating(share):
-                found = gradient(*given, **kwargs)
+            if any(target is scaled for scaled in self._scaled):
+                # Halves may not hold what a slice's loss gives: each example counts for more in that.
+                counts = self._share * tf.ones_like(target)
+                with context.differentiating(1.0):
+                    found = gradient(tape, target, sources, counts, *args, **kwargs)
+                found = tf.nest.map_structure(self._as_of_slice, found)
+            else:
+                share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
+                with context.differentiating(share):
+                    found = gradient(*given, **kwargs)
             return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
+
+    def _as_of_slice(self, gradient: Any) -> Any:
+        return None if gradient is None else tf.math.scalar_mul(1 / self._share, gradient)
 
     def _of_variables(self, gradients: Any, sources: Any) -> Any:
         """What a tape gives, with gradients of variables added; those of other values are of the slice."""
@@ -365,36 +389,3 @@ def _in_sum(tensor: Any) -> Any:
 
 def _path(variable: Any, otherwise: str) -> str:
     return otherwise if variable is None else str(getattr(variable, "path", variable.name))
-
-
-def _with(method: str) -> list[type]:
-    """The classes of optimizers that have a method of their own."""
-    above = [kind for kind in keras.optimizers.Optimizer.__mro__ if method in vars(kind)]
-    return [*above[:1], *(k for k in _below(keras.optimizers.Optimizer) if method in vars(k))]
-
-
-def _below(kind: type) -> Iterator[type]:
-    subclasses: list[type] = kind.__subclasses__()
-    for other in subclasses:
-        yield other
-        yield from _below(other)
-
-
-@contextmanager
-def _exchanged(owner: Any, name: str, other: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, other)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _updating(metric: Any, update: Callable[..., Any]) -> Iterator[None]:
-    """An attribute of the metric itself, past Keras's own way of setting attributes."""
-    vars(metric)["update_state"] = update
-    try:
-        yield
-    finally:
-        del vars(metric)["update_state"]

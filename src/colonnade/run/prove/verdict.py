@@ -7,7 +7,6 @@ what happens only in training (dropout, statistics of a batch) is not there with
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -309,9 +308,9 @@ class Prover:
 
 def _in_range(comparison: F) -> F:
     """The same with a smaller loss, where halves cannot hold the gradients of this one."""
-    if not isinstance(comparison, InSlices) or comparison.look.untold != NOT_FINITE:
+    if comparison.look.untold != NOT_FINITE:
         return comparison
-    smaller = (replace(comparison, scale=scale) for scale in SMALLER)
+    smaller = (comparison.scaled_by(scale) for scale in SMALLER)
     return next((other for other in smaller if other.look.untold is None), comparison)
 
 
