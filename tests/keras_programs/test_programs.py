@@ -26,6 +26,7 @@ from keras_programs import (
     rarer_steps,
     refused,
     several_networks,
+    summed_steps,
     uneven,
     wrapped_steps,
 )
@@ -36,14 +37,14 @@ pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
-EQUAL |= given_noise.EQUAL | newcomers.EQUAL
+EQUAL |= given_noise.EQUAL | newcomers.EQUAL | summed_steps.EQUAL
 RARER = optimizers.EQUAL | rarer_layers.EQUAL | rarer_losses.EQUAL | rarer_steps.EQUAL
 RARER |= data_and_callbacks.EQUAL
 EQUAL |= RARER
 DRAWING = (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps, optimizers)
 DRAWING += (rarer_layers, rarer_losses, rarer_steps, data_and_callbacks)
 REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
-REFUSED |= rarer_losses.REFUSED | rarer_steps.REFUSED
+REFUSED |= rarer_losses.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
 # Keras does not evaluate these, or not twice alike: one loss has a state, one dataset turns its order around.
@@ -54,6 +55,7 @@ NOT_EVALUATED = (
     "a Jacobian in a train_step",
     "layers that are trained one by one",
     "diffusion with an average network that is tested",
+    "diffusion with a loss for each example",
 )
 WHAT_KERAS_SAYS = pytest.mark.filterwarnings(
     "ignore:Gradients do not exist",
@@ -124,6 +126,8 @@ CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
     ("WGAN-GP", 2),
     ("a compute_loss for each token", 2),
+    ("gradients that are divided by hand", 4),
+    ("triplets in a train_step", 4),
     ("synchronised batch norm in a train_step", 4),
 ]
 

@@ -41,6 +41,10 @@ class GroupScope(ReplicaScope):
         values = self._of_all(gradient.values * tf.constant(self._share, gradient.dtype))
         return tf.IndexedSlices(values, self._of_all(gradient.indices), gradient.dense_shape)
 
+    def _adds_examples(self, target: Any) -> bool:
+        """A batch counts as a whole, whatever its loss is."""
+        return False
+
     @property
     def _slot(self) -> tuple[Any, int]:
         return self._place, self._num_batches

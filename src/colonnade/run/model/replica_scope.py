@@ -52,6 +52,8 @@ class ReplicaScope:
         known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
         lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
             they had (see `gradient_rows`); by default each row is that of an example.
+        sums: whether what a tape gives of a sum over the examples is made that of the sum over all of them;
+            else the step divides it by their number.
         at_tape: whether gradients of variables are added where a tape gives them, so that all that is made
             of them is of the whole batch; else where they are applied, which costs less.
     """
@@ -64,9 +66,11 @@ class ReplicaScope:
         known: Mapping[int, bool] | None = None,
         lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
         *,
+        sums: bool = True,
         at_tape: bool = False,
     ) -> None:
-        self._at_tape = at_tape
+        self._sums, self._at_tape = sums, at_tape
+        self.adds_examples = False  # whether there was such a sum
         self._rows, self._total, self._positions = rows, total, positions
         self._known, self._lookups = known or {}, lookups
         # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
@@ -74,7 +78,7 @@ class ReplicaScope:
         self.sizes: list[Size] = []
         self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
-        # In order, the path of a variable and its gradient: what optimizers were given, or what tapes gave.
+        # In order, the path of a variable and its gradient: what tapes gave, and what optimizers were given.
         self.gradients: list[tuple[str, Any]] = []
         # Who was given them, and the variables for which, where that was said.
         self.optimizers: list[tuple[Any, list[Any]]] = []
@@ -132,13 +136,20 @@ class ReplicaScope:
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
         self.applied |= set(named)
-        return grads if self._at_tape else self._added(grads, named)
+        if not self._at_tape:
+            return self._added(grads, named)
+        if tf.compat.v1.get_default_graph() is self._graph:  # what the step made of them
+            self._note(grads, named)
+        return grads
 
     def _added(self, grads: Sequence[Any], named: Sequence[str]) -> list[Any]:
         """Gradients of the whole batch, which are noted."""
         added = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
-        self.gradients += [(n, g) for n, g in zip(named, added, strict=True) if g is not None]
+        self._note(added, named)
         return added
+
+    def _note(self, grads: Sequence[Any], named: Sequence[str]) -> None:
+        self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
 
     def _scaling(self, scale_loss: Callable[..., Any]) -> Callable[..., Any]:
         def noted(optimizer: Any, loss: Any) -> Any:
@@ -169,22 +180,29 @@ class ReplicaScope:
             # there are no sums.
             if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
                 return gradient(*given, **kwargs)
-            context = _context()
-            if any(target is scaled for scaled in self._scaled):
+            adds = self._adds_examples(target)
+            self.adds_examples |= adds
+            if not adds and any(target is scaled for scaled in self._scaled):
                 # Halves may not hold what a slice's loss gives: each example counts for more in that.
                 counts = self._share * tf.ones_like(target)
-                with context.differentiating(1.0):
+                with _context().differentiating(1.0):
                     found = gradient(tape, target, sources, counts, *args, **kwargs)
                 found = tf.nest.map_structure(self._as_of_slice, found)
             else:
-                share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
-                with context.differentiating(share):
+                with _context().differentiating(1.0 if adds else self._share):
                     found = gradient(*given, **kwargs)
+            if adds and self._sums:
+                scaled = [
+                    self._as_of_slice(each) if isinstance(source, tf.Variable | keras.Variable) else each
+                    for each, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True)
+                ]
+                found = tf.nest.pack_sequence_as(found, scaled)
             return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
 
     def _as_of_slice(self, gradient: Any) -> Any:
+        """What a mean over the slices makes the sum of."""
         return None if gradient is None else tf.math.scalar_mul(1 / self._share, gradient)
 
     def _of_variables(self, gradients: Any, sources: Any) -> Any:
@@ -199,11 +217,11 @@ class ReplicaScope:
     def _adds_examples(self, target: Any) -> bool:
         """Whether a tape gives the gradient of a sum over the examples of this, and not of their mean.
 
-        It adds up what it is given, such as the scores of examples for a gradient penalty.
+        It adds up what it is given: a loss for each example, or their scores for a gradient penalty.
         """
         added = [_in_sum(v) for v in tf.nest.flatten(target) if isinstance(v, tf.Tensor)]
-        grow = [self._grows(v.shape[0]) for v in added if v.shape.rank]  # each has its place in `sizes`
-        return any(grow)
+        grow = [bool(v.shape.rank) and self._grows(v.shape[0]) for v in added]  # has its place in `sizes`
+        return bool(grow) and all(grow)
 
     def _check_place(self, method: str, value: str, error: type[InvalidArgument] = InvalidArgument) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -320,7 +338,8 @@ class ReplicaScope:
             if number is not None:
                 return tf.constant(self._total, value.dtype) if self._is_rows(number) else value
             if value.dtype.is_floating:
-                return self._mean(value)
+                summed = self.summed(value)
+                return self._mean(value) if summed is value else summed
             if value.dtype.is_integer:  # how many there are of something, or the same number for all
                 return value if is_of_variables(value) else self._all_reduce(value)
         elif value.shape.rank is not None and value.dtype != tf.string:
@@ -332,6 +351,13 @@ class ReplicaScope:
         rule = f"is given {value.dtype.name} of shape {value.shape}, of which the whole batch has no sum"
         fix = "Give it one value for each example, or the mean over them"
         raise InvalidArgument("fit()", [Problem("update_state", "a metric", rule, fix)])
+
+    def summed(self, value: Any) -> Any:
+        """The sum over all examples in the place of that over a slice's; all else as it is."""
+        is_number = isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
+        if not is_number or is_of_variables(value) or not self._adds_examples(value):
+            return value
+        return self._all_reduce(value)
 
     def whole(self, value: Any) -> Any:
         """What the whole batch has in the place of a value for each example; all else as it is."""
