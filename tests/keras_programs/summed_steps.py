@@ -115,7 +115,38 @@ def masked_language():
     return made, given
 
 
+class Adversary(Guide):
+    """Trains against inputs that are moved along their gradient, by as much as that is."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = ops.mean((self(x, training=True) - y) ** 2)
+        moved = x + self.step(tape.gradient(loss, x))
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(moved, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+    def step(self, gradients):
+        return 3.0 * gradients
+
+
+class AdversaryBySize(Adversary):
+    def step(self, gradients):
+        return gradients * ops.cast(ops.shape(gradients)[0], gradients.dtype)
+
+
+def adversary(kind):
+    made = kind()
+    made.compile(keras.optimizers.SGD(0.1))
+    return made, (FLAT, TARGET)
+
+
 EQUAL = {
+    "inputs that are moved along their gradient": lambda: adversary(Adversary),
+    "inputs that are moved by gradients times their number": lambda: adversary(AdversaryBySize),
     "a sum in a train_step": lambda: by_hand(ops.sum),
     "a loss for each example in a train_step": lambda: by_hand(of_examples),
     "a loss for each number in a train_step": lambda: by_hand(lambda errors: errors),

@@ -63,13 +63,13 @@ class Way(NamedTuple):
         gathers: whether `compute_loss` is that of the whole batch.
         kinds: of losses that layers add (see `AddedLosses`).
         at_tape: whether gradients are added where a tape gives them.
-        sums: whether gradients of a sum over examples are those of the sum over all of them.
+        weighs: whether what a tape gives is made what it gives of the whole batch (see `ReplicaScope`).
     """
 
     gathers: bool
     kinds: dict[Any, str]
     at_tape: bool
-    sums: bool
+    weighs: bool
 
 
 class OwnStep:
@@ -111,8 +111,8 @@ class OwnStep:
         # Whether the model computes its loss for the whole batch, and whether the step asks it to.
         self._gathers, self._asks_for_loss = any(of_slices(model.loss)), False
         # Where gradients are added, and whose the trace at hand applies (see `ReplicaScope`).
-        self._at_tape, self._sums, self._applied = False, True, set[str]()
-        self._adds_examples = False  # whether the trace at hand differentiates a sum over examples
+        self._at_tape, self._weighs, self._applied = False, True, set[str]()
+        self._weighed = False  # whether the trace at hand gives what is another number of the whole batch
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
@@ -202,7 +202,7 @@ class OwnStep:
         split = [leaf.value for leaf in Arguments((self._split.marked_in(data),), {}, NAMES).split]
         looked_up = partial(lookups, given=[*split, positions])
         known = self._growing[self._batch_kind]
-        made = partial(ReplicaScope, sums=self._sums, at_tape=self._at_tape)
+        made = partial(ReplicaScope, weighs=self._weighs, at_tape=self._at_tape)
         scope = made(positions.shape[0], total, positions, known, looked_up)
         own = OwnLoss(self._model, scope.whole, gathers=self._gathers)
         added = self._added.noted(positions.shape[0], total)
@@ -216,7 +216,7 @@ class OwnStep:
             logs = tf.nest.map_structure(scope.summed, self._step(data))
         self.names, self._asks_for_loss = [name for name, _ in scope.gradients], own.called
         self._applied, self._optimizers = scope.applied, scope.optimizers
-        self._adds_examples = scope.adds_examples
+        self._weighed = scope.weighs
         gradients, values = [gradient for _, gradient in scope.gradients], list(self._added.values)
         # A call without outputs could not be waited for.
         return logs, gradients, tf.constant(0), scope.sizes, values
@@ -324,17 +324,17 @@ class OwnStep:
             kinds |= {call: kind for call, kind in zip(self._added.calls, told, strict=True) if kind}
         of_batch = now._replace(gathers=self._gathers or self._asks_for_loss, kinds=kinds)
         ways = [now, of_batch, now._replace(at_tape=True), of_batch._replace(at_tape=True)]
-        if self._adds_examples:
-            ways += [way._replace(sums=False) for way in (now, now._replace(at_tape=True))]
+        if self._weighed:
+            ways += [way._replace(weighs=False) for way in (now, now._replace(at_tape=True))]
         return [way for i, way in enumerate(ways) if way not in ways[:i]]
 
     @property
     def _way(self) -> Way:
-        return Way(self._gathers, dict(self._added.kinds), self._at_tape, self._sums)
+        return Way(self._gathers, dict(self._added.kinds), self._at_tape, self._weighs)
 
     def _computes_as(self, way: Way) -> None:
         """Trace anew, in such a way."""
-        self._gathers, self._added.kinds, self._at_tape, self._sums = way
+        self._gathers, self._added.kinds, self._at_tape, self._weighs = way
         for known in (self._growing, self._mistaken, self._graphs):
             known.clear()
         self._traces.forget()

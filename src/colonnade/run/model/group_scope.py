@@ -45,6 +45,9 @@ class GroupScope(ReplicaScope):
         """A batch counts as a whole, whatever its loss is."""
         return False
 
+    def _weight(self, source: Any, *, adds: bool) -> float:
+        return 1.0
+
     @property
     def _slot(self) -> tuple[Any, int]:
         return self._place, self._num_batches

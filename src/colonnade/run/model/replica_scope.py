@@ -52,8 +52,8 @@ class ReplicaScope:
         known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
         lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
             they had (see `gradient_rows`); by default each row is that of an example.
-        sums: whether what a tape gives of a sum over the examples is made that of the sum over all of them;
-            else the step divides it by their number.
+        weighs: whether what a tape gives of a slice is made what it gives of the batch, where that is another
+            number; else the step does so itself, by how many examples there are.
         at_tape: whether gradients of variables are added where a tape gives them, so that all that is made
             of them is of the whole batch; else where they are applied, which costs less.
     """
@@ -66,11 +66,11 @@ class ReplicaScope:
         known: Mapping[int, bool] | None = None,
         lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
         *,
-        sums: bool = True,
+        weighs: bool = True,
         at_tape: bool = False,
     ) -> None:
-        self._sums, self._at_tape = sums, at_tape
-        self.adds_examples = False  # whether there was such a sum
+        self._weighs, self._at_tape = weighs, at_tape
+        self.weighs = False  # whether there was such a number
         self._rows, self._total, self._positions = rows, total, positions
         self._known, self._lookups = known or {}, lookups
         # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
@@ -181,29 +181,36 @@ class ReplicaScope:
             if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
                 return gradient(*given, **kwargs)
             adds = self._adds_examples(target)
-            self.adds_examples |= adds
             if not adds and any(target is scaled for scaled in self._scaled):
                 # Halves may not hold what a slice's loss gives: each example counts for more in that.
                 counts = self._share * tf.ones_like(target)
                 with _context().differentiating(1.0):
                     found = gradient(tape, target, sources, counts, *args, **kwargs)
-                found = tf.nest.map_structure(self._as_of_slice, found)
+                found = tf.nest.map_structure(lambda each: _times(each, 1 / self._share), found)
             else:
                 with _context().differentiating(1.0 if adds else self._share):
                     found = gradient(*given, **kwargs)
-            if adds and self._sums:
-                scaled = [
-                    self._as_of_slice(each) if isinstance(source, tf.Variable | keras.Variable) else each
-                    for each, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True)
-                ]
-                found = tf.nest.pack_sequence_as(found, scaled)
+            both = zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True)
+            flat = [_times(each, self._weight(source, adds=adds)) for each, source in both]
+            found = tf.nest.pack_sequence_as(found, flat)
             return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
 
-    def _as_of_slice(self, gradient: Any) -> Any:
-        """What a mean over the slices makes the sum of."""
-        return None if gradient is None else tf.math.scalar_mul(1 / self._share, gradient)
+    def _weight(self, source: Any, *, adds: bool) -> float:
+        """How much more or less a batch's gradient by this is than one of its slices shows, added by size.
+
+        Where a tape adds examples up, gradients by variables are sums. Where it does not, an example counts
+        for less in the mean over the batch than in that over its slice.
+        """
+        if isinstance(source, tf.Variable | keras.Variable):
+            weight = 1 / self._share if adds else 1.0
+        else:
+            shape = tf.TensorShape(getattr(source, "shape", None))
+            of_examples = bool(shape.rank) and self._grows(shape[0])  # has its place in `sizes`
+            weight = self._share if of_examples and not adds else 1.0
+        self.weighs |= weight != 1.0
+        return weight if self._weighs else 1.0
 
     def _of_variables(self, gradients: Any, sources: Any) -> Any:
         """What a tape gives, with gradients of variables added; those of other values are of the slice."""
@@ -403,6 +410,10 @@ def _context() -> TracingContext:
     context = tf.distribute.get_replica_context()
     assert isinstance(context, TracingContext)
     return context
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    return gradient if gradient is None or factor == 1.0 else tf.math.scalar_mul(factor, gradient)
 
 
 def _in_sum(tensor: Any) -> Any:
