@@ -187,8 +187,11 @@ def largest_in_the_logs():
 REFUSED = {
     "moving sums in a layer": (moving_sums, "vectors'.*what is no mean over the examples"),
     "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
-    "tensordot over the batch": (tensordot, "lets examples influence each other"),
-    "add_loss of a root": (added_root, "add_loss='adds.*is not the mean"),
+    "tensordot over the batch": (
+        tensordot,
+        "model='sequential.*influence each other.*in the dataset",
+    ),
+    "add_loss of a root": (added_root, "add_loss='adds.*is neither a mean nor a sum.*compute_loss"),
     "contrastive loss in a train_step": (contrastive, "train_step='Contrastive'.*override compute_loss"),
     "sum in a train_step": (sum_in_a_step, "train_step='SumStep': is a sum over the examples"),
     "apply in a branch": (applied_in_a_branch, "inside a loop, a branch or a tf.function"),

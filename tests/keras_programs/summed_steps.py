@@ -138,6 +138,27 @@ class AdversaryBySize(Adversary):
         return gradients * ops.cast(ops.shape(gradients)[0], gradients.dtype)
 
 
+class ByParts(keras.Model):
+    """The chain rule by hand: the gradient of what is in the middle is given to a second tape."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(5, "tanh"), layers.Dense(2)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            middle = self.first(x)
+        with tf.GradientTape() as second:
+            second.watch(middle)
+            loss = ops.mean((self.last(middle) - y) ** 2)
+        of_middle, of_last = second.gradient(loss, [middle, self.last.trainable_variables])
+        of_first = tape.gradient(middle, self.first.trainable_variables, of_middle)
+        variables = self.first.trainable_variables + self.last.trainable_variables
+        self.optimizer.apply(of_first + of_last, variables)
+        return {"loss": loss}
+
+
 def adversary(kind):
     made = kind()
     made.compile(keras.optimizers.SGD(0.1))
@@ -147,6 +168,7 @@ def adversary(kind):
 EQUAL = {
     "inputs that are moved along their gradient": lambda: adversary(Adversary),
     "inputs that are moved by gradients times their number": lambda: adversary(AdversaryBySize),
+    "the chain rule by hand": lambda: adversary(ByParts),
     "a sum in a train_step": lambda: by_hand(ops.sum),
     "a loss for each example in a train_step": lambda: by_hand(of_examples),
     "a loss for each number in a train_step": lambda: by_hand(lambda errors: errors),

@@ -153,7 +153,7 @@ def slope_of_a_sum(target_of):
 
 
 def test_a_slice_counts_by_its_size_where_its_mean_is_differentiated_through_a_sum():
-    """The mean of 3 examples is s * s / 3. A replica has more of it, the smaller its slice, and tells that."""
+    """The mean of 3 examples is s * s / 3. Of its slice a replica has more; it tells this."""
     np.testing.assert_allclose(slope_of_a_sum(tf.reduce_mean), [2 * 9 / 3] * 3, rtol=1e-6)
 
 

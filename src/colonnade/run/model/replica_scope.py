@@ -176,19 +176,19 @@ class ReplicaScope:
             tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
             given = tape, target, sources, output_gradients, *args
-            # Gradients that are given are those of something that is differentiated already. In other graphs
-            # there are no sums.
-            if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
+            if tf.compat.v1.get_default_graph() is not self._graph:  # there are no sums
                 return gradient(*given, **kwargs)
             adds = self._adds_examples(target)
-            if not adds and any(target is scaled for scaled in self._scaled):
+            if output_gradients is None and not adds and any(target is scaled for scaled in self._scaled):
                 # Halves may not hold what a slice's loss gives: each example counts for more in that.
                 counts = self._share * tf.ones_like(target)
                 with _context().differentiating(1.0):
                     found = gradient(tape, target, sources, counts, *args, **kwargs)
                 found = tf.nest.map_structure(lambda each: _times(each, 1 / self._share), found)
             else:
-                with _context().differentiating(1.0 if adds else self._share):
+                # Gradients that are given are those of the batch too, unless the step sees to that.
+                summed = adds and (output_gradients is None or self._weighs)
+                with _context().differentiating(1.0 if summed else self._share):
                     found = gradient(*given, **kwargs)
             both = zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True)
             flat = [_times(each, self._weight(source, adds=adds)) for each, source in both]
