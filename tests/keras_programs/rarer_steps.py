@@ -180,7 +180,7 @@ class Noisy(keras.Model):
 
 
 class NoisyMeans(Noisy):
-    """Of means: for a loss per example a tape gives the gradient of their sum."""
+    """Of means; of a loss per example a tape gives the gradient of their sum."""
 
     def shown(self, *given):
         return [ops.mean(each) for each in super().shown(*given)]
@@ -240,12 +240,6 @@ EQUAL = {
     "layers that are trained one by one": forward_forward,
     "compiled_loss and compiled_metrics": deprecated,
     "diffusion with an average network that is tested": noisy,
+    "diffusion with a loss for each example": lambda: noisy(Noisy),
     "a distiller by compute_loss": distiller,
-}
-# By name: the program, and what is said.
-REFUSED = {
-    "diffusion with a loss for each example": (
-        lambda: noisy(Noisy),
-        "train_step='Noisy': is a sum over the examples",
-    ),
 }

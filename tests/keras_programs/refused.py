@@ -52,10 +52,12 @@ def contrastive():
 
 
 class SumStep(Guide):
+    """Nobody sees that twice a sum is one."""
+
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = ops.sum((self(x, training=True) - y) ** 2)
+            loss = 2.0 * ops.sum((self(x, training=True) - y) ** 2)
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         return {"loss": loss}
 
@@ -64,33 +66,6 @@ def sum_in_a_step():
     made = SumStep()
     made.compile(keras.optimizers.SGD(0.001))
     return made, (FLAT, TARGET)
-
-
-class MaskedLanguage(keras.Model):
-    """A loss for each token, whose sum a tape differentiates, and a metric that is given all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.tokens = layers.Embedding(7, 4), layers.Dense(7)
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    def call(self, x):
-        return self.tokens(self.words(x))
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
-
-
-def masked_language():
-    made = MaskedLanguage()
-    made.compile(keras.optimizers.Adam(0.01))
-    rng = np.random.default_rng(0)
-    return made, (rng.integers(0, 7, (24, 5)), rng.integers(0, 7, (24, 5)))
 
 
 class InBranch(Guide):
@@ -212,11 +187,13 @@ def largest_in_the_logs():
 REFUSED = {
     "moving sums in a layer": (moving_sums, "vectors'.*what is no mean over the examples"),
     "queue of codes": (queue_of_codes, "variable='queue': is given what is no mean"),
-    "tensordot over the batch": (tensordot, "lets examples influence each other"),
-    "add_loss of a root": (added_root, "add_loss='adds.*is not the mean"),
+    "tensordot over the batch": (
+        tensordot,
+        "model='sequential.*influence each other.*in the dataset",
+    ),
+    "add_loss of a root": (added_root, "add_loss='adds.*is neither a mean nor a sum.*compute_loss"),
     "contrastive loss in a train_step": (contrastive, "train_step='Contrastive'.*override compute_loss"),
     "sum in a train_step": (sum_in_a_step, "train_step='SumStep': is a sum over the examples"),
-    "a loss for each token": (masked_language, "train_step='MaskedLanguage': is a sum over the examples"),
     "apply in a branch": (applied_in_a_branch, "inside a loop, a branch or a tf.function"),
     "examples counted in a train_step": (counted_examples, "seen': is given what is no mean"),
     "examples counted in a float": (partial(counted_examples, "float64"), "seen': is given what is no mean"),

@@ -26,6 +26,7 @@ from keras_programs import (
     rarer_steps,
     refused,
     several_networks,
+    summed_steps,
     uneven,
     wrapped_steps,
 )
@@ -36,14 +37,14 @@ pytestmark = pytest.mark.usefixtures("double")
 
 EQUAL = plain_steps.EQUAL | own_steps.EQUAL | more_steps.EQUAL | several_networks.EQUAL
 EQUAL |= other_inputs.EQUAL | odd_corners.EQUAL | uneven.EQUAL | wrapped_steps.EQUAL
-EQUAL |= given_noise.EQUAL | newcomers.EQUAL
+EQUAL |= given_noise.EQUAL | newcomers.EQUAL | summed_steps.EQUAL
 RARER = optimizers.EQUAL | rarer_layers.EQUAL | rarer_losses.EQUAL | rarer_steps.EQUAL
 RARER |= data_and_callbacks.EQUAL
 EQUAL |= RARER
 DRAWING = (given_noise, more_steps, newcomers, other_inputs, own_steps, plain_steps, optimizers)
 DRAWING += (rarer_layers, rarer_losses, rarer_steps, data_and_callbacks)
 REFUSED = refused.REFUSED | odd_corners.REFUSED | uneven.REFUSED
-REFUSED |= rarer_losses.REFUSED | rarer_steps.REFUSED
+REFUSED |= rarer_losses.REFUSED
 # What has the size of its batches.
 IN_BATCHES = (tf.data.Dataset, keras.utils.PyDataset, GeneratorType)
 # Keras does not evaluate these, or not twice alike: one loss has a state, one dataset turns its order around.
@@ -54,6 +55,7 @@ NOT_EVALUATED = (
     "a Jacobian in a train_step",
     "layers that are trained one by one",
     "diffusion with an average network that is tested",
+    "diffusion with a loss for each example",
 )
 WHAT_KERAS_SAYS = pytest.mark.filterwarnings(
     "ignore:Gradients do not exist",
@@ -124,6 +126,8 @@ CASES = [(name, devices) for name in EQUAL for devices in (2, 4)]
 QUICK = [
     ("WGAN-GP", 2),
     ("a compute_loss for each token", 2),
+    ("gradients that are divided by hand", 4),
+    ("triplets in a train_step", 4),
     ("synchronised batch norm in a train_step", 4),
 ]
 
@@ -161,6 +165,47 @@ def test_a_trained_program_is_evaluated_and_predicts_as_with_keras(name):
     pairs = made.predict(data[0], **options), cn.predict(made, data[0], **options, devices=4)
     for one, other in zip(*map(tf.nest.flatten, pairs), strict=True):
         assert_close(other, one, "prediction", tolerance)
+
+
+class Scaled(keras.Model):
+    """A step that scales its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(16, "relu"), keras.layers.Dense(3, dtype="float32")
+
+    def call(self, x):
+        return self.outer(self.inner(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("error:.*not proved")
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**22, 2.0**30])
+def test_what_halves_hold_of_a_batch_they_hold_of_its_slices_in_a_train_step(scale):
+    """The first holds, the others overflow: steps are left out, and the scale is halved."""
+    keras.config.set_floatx("float32")
+    both = []
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6)).astype("float32"), rng.integers(0, 3, 30)
+    for fit, more in ((keras.Model.fit, {}), (cn.fit, {"devices": 4})):
+        keras.config.set_dtype_policy("mixed_float16")
+        keras.utils.set_random_seed(0)
+        made, optimizer = Scaled(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), scale)
+        made.compile(optimizer, plain_steps.crossentropy())
+        history = fit(made, x, y, batch_size=10, shuffle=False, verbose=0, **more).history
+        weights = made.inner.kernel.numpy(), made.outer.kernel.numpy()
+        both.append(
+            [history["loss"], optimizer.dynamic_scale.numpy(), optimizer.iterations.numpy(), *weights]
+        )
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-3)
 
 
 SAID = kept(

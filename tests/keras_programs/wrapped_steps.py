@@ -197,8 +197,8 @@ class ClipsAndTells(Clips):
         return {"loss": loss, "norm": norm}
 
 
-def clipped_by_hand(kind=Clips):
-    made = kind([keras.Input([6]), layers.Dense(2)])
+def clipped_by_hand(kind=Clips, *inner):
+    made = kind([keras.Input([6]), *inner, layers.Dense(2)])
     made.compile(keras.optimizers.SGD(0.1), "mse")
     return made, (FLAT, TARGET)
 
@@ -248,6 +248,9 @@ EQUAL = {
     "accumulation that is applied in a branch": accumulated_in_a_branch,
     "sharpness by hand": partial(sharpness, Sharpness),
     "clipping by hand": clipped_by_hand,
+    "clipping by hand what a loop reads": lambda: clipped_by_hand(
+        Clips, layers.Reshape((3, 2)), layers.GRU(4)
+    ),
     "clipping by hand, and told": partial(clipped_by_hand, ClipsAndTells),
     "sharpness, climbed by an optimizer": sharpness,
     "a step around Keras's, masked": tagger,

@@ -167,7 +167,7 @@ class Contracts(keras.layers.Layer):
 REFUSED = {
     "add_loss of a root": (
         lambda: model(keras.layers.Dropout(0.5), Adds(lambda x: ops.sqrt(ops.mean(x**2)))),
-        "add_loss='adds'.*is not the mean",
+        "add_loss='adds'.*is neither a mean nor a sum",
     ),
     "examples that influence each other in training": (
         lambda: model(Contracts(only_in_training=True)),

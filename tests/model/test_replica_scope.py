@@ -153,9 +153,8 @@ def slope_of_a_sum(target_of):
 
 
 def test_a_slice_counts_by_its_size_where_its_mean_is_differentiated_through_a_sum():
-    """The mean of 3 examples is s * s / 3. Each replica has it times 3 over the size of its slice."""
-    expected = 2 * 9 / 3 * np.array([3 / 2, 3 / 2, 3])
-    np.testing.assert_allclose(slope_of_a_sum(tf.reduce_mean), expected, rtol=1e-6)
+    """The mean of 3 examples is s * s / 3. Of its slice a replica has more; it tells this."""
+    np.testing.assert_allclose(slope_of_a_sum(tf.reduce_mean), [2 * 9 / 3] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("target", [tf.identity, tf.reduce_sum, lambda each: -tf.reduce_sum(-each)])
@@ -238,5 +237,5 @@ def test_gradients_of_variables_are_added_at_the_tape_where_all_that_is_made_of_
         on_two(step)
     for (of_w, of_x), (added,) in on_two(step, at_tape=True):
         assert float(of_w) == float(added) == pytest.approx(3.0)
-        np.testing.assert_allclose(of_x, 5.0 / of_x.shape[0])  # of its own examples
+        np.testing.assert_allclose(of_x, np.full(of_x.shape, 5.0 / 3), rtol=1e-6)  # by the batch's size
     assert float(w) == pytest.approx(5.0 - 2.0)

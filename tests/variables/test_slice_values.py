@@ -73,3 +73,17 @@ def test_a_trace_is_looked_through_once_however_many_variables_it_writes(monkeyp
     assert len(local_variables(traced)) == 9
     assert local_outputs(traced) == [True]
     assert len(searched) == once
+
+
+def test_what_a_loop_reads_is_not_written_by_it():
+    read, written = variable("read"), variable("written")
+
+    def step(x):
+        total = tf.constant(0.0)
+        for number in x:
+            total += number * read
+            written.assign(total)
+        read.assign(summed(x))
+        return total
+
+    assert [v.name for v in local_variables(trace(step, tf.TensorSpec([3])))] == ["written:0"]

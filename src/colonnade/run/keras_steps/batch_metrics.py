@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.batch.split import flatten
 from colonnade.run.engine.graph_engine import GraphEngine
 from colonnade.run.model.metrics import DeferredMetrics, MetricCalls, update
 from colonnade.run.model.training_step import all_metrics
@@ -94,7 +95,8 @@ class BatchMetrics:
         self._model.reset_metrics()  # those that were made just now
         for variable, value in before:
             variable.assign(value)
-        return {name: tf.convert_to_tensor(value).numpy() for name, value in logs.items()}
+        told = [(name + path, leaf) for name, value in logs.items() for path, leaf in flatten(value)]
+        return {name: tf.convert_to_tensor(leaf).numpy() for name, leaf in told}
 
     def _measure(self, loss: Any, outputs: Any, x: Any, y: Any, weight: Any, rows: int | None) -> Any:
         predictions, masks, values, counts, _, called, sizes = zip(*outputs, strict=True)

@@ -348,7 +348,12 @@ class KerasStep:
             return False
         trained, calm = self._prover.told_wrong(found, amiss, judge)
         layer = guilty(self._added, calm)
-        self._prover.refuse(trained, calm, source_of(self._model) if layer is None else ("add_loss", layer))
+        unequal = (calm or trained).look.unequal
+        if any(row.leaf.startswith("prediction") for row in unequal):
+            source: tuple[str, Any] = "model", self._model.name
+        else:
+            source = source_of(self._model) if layer is None else ("add_loss", layer)
+        self._prover.refuse(trained, calm, source)
         return True
 
     @property

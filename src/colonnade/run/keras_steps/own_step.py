@@ -63,11 +63,13 @@ class Way(NamedTuple):
         gathers: whether `compute_loss` is that of the whole batch.
         kinds: of losses that layers add (see `AddedLosses`).
         at_tape: whether gradients are added where a tape gives them.
+        weighs: whether what a tape gives is made what it gives of the whole batch (see `ReplicaScope`).
     """
 
     gathers: bool
     kinds: dict[Any, str]
     at_tape: bool
+    weighs: bool
 
 
 class OwnStep:
@@ -109,7 +111,8 @@ class OwnStep:
         # Whether the model computes its loss for the whole batch, and whether the step asks it to.
         self._gathers, self._asks_for_loss = any(of_slices(model.loss)), False
         # Where gradients are added, and whose the trace at hand applies (see `ReplicaScope`).
-        self._at_tape, self._applied = False, set[str]()
+        self._at_tape, self._weighs, self._applied = False, True, set[str]()
+        self._weighed = False  # whether the trace at hand gives what is another number of the whole batch
 
     def __call__(self, iterator: Any) -> Any:
         logs: Any = {}
@@ -199,7 +202,8 @@ class OwnStep:
         split = [leaf.value for leaf in Arguments((self._split.marked_in(data),), {}, NAMES).split]
         looked_up = partial(lookups, given=[*split, positions])
         known = self._growing[self._batch_kind]
-        scope = ReplicaScope(positions.shape[0], total, positions, known, looked_up, at_tape=self._at_tape)
+        made = partial(ReplicaScope, weighs=self._weighs, at_tape=self._at_tape)
+        scope = made(positions.shape[0], total, positions, known, looked_up)
         own = OwnLoss(self._model, scope.whole, gathers=self._gathers)
         added = self._added.noted(positions.shape[0], total)
         with (
@@ -209,12 +213,19 @@ class OwnStep:
             added,
             own.entered(),
         ):
-            logs = self._step(data)
+            logs = tf.nest.map_structure(scope.summed, self._step(data))
         self.names, self._asks_for_loss = [name for name, _ in scope.gradients], own.called
         self._applied, self._optimizers = scope.applied, scope.optimizers
+        self._weighed = scope.weighs
         gradients, values = [gradient for _, gradient in scope.gradients], list(self._added.values)
         # A call without outputs could not be waited for.
         return logs, gradients, tf.constant(0), scope.sizes, values
+
+    @property
+    def loss_scales(self) -> list[tf.Variable]:
+        """By which its optimizers multiply losses, where these are variables."""
+        scaling = [o for o, _ in self._optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
+        return [optimizer.dynamic_scale.value for optimizer in dict.fromkeys(scaling)]
 
     def _looking(self, num_slices: int) -> Iterator[Problem]:
         """Optimizers that would look at parts of variables as if they were whole, or take sums for values."""
@@ -297,27 +308,33 @@ class OwnStep:
         except InvalidArgument:
             before, *others = self._ways(found())
         for way in others:
-            self._computes_as(*way)
+            self._computes_as(way)
             with suppress(InvalidArgument), self._prover.raising():
                 examined(found())
                 return
-        self._computes_as(*before)
+        self._computes_as(before)
         examined(found())
 
     def _ways(self, found: StepInSlices) -> list[Way]:
         """How a step is computed now, and how else it may be, as a batch and its slices tell."""
-        now, kinds = Way(self._gathers, dict(self._added.kinds), self._at_tape), dict(self._added.kinds)
+        now, kinds = self._way, dict(self._added.kinds)
         if self._added.calls:
             whole, parts = found.given(ADDED)
             told = told_kinds(_numbers(whole), [_numbers(part) for part in parts], found.counts, 1e-6)
             kinds |= {call: kind for call, kind in zip(self._added.calls, told, strict=True) if kind}
-        of_batch = Way(self._gathers or self._asks_for_loss, kinds, self._at_tape)
+        of_batch = now._replace(gathers=self._gathers or self._asks_for_loss, kinds=kinds)
         ways = [now, of_batch, now._replace(at_tape=True), of_batch._replace(at_tape=True)]
+        if self._weighed:
+            ways += [way._replace(weighs=False) for way in (now, now._replace(at_tape=True))]
         return [way for i, way in enumerate(ways) if way not in ways[:i]]
 
-    def _computes_as(self, gathers: bool, kinds: dict[Any, str], at_tape: bool) -> None:
+    @property
+    def _way(self) -> Way:
+        return Way(self._gathers, dict(self._added.kinds), self._at_tape, self._weighs)
+
+    def _computes_as(self, way: Way) -> None:
         """Trace anew, in such a way."""
-        self._gathers, self._added.kinds, self._at_tape = gathers, kinds, at_tape
+        self._gathers, self._added.kinds, self._at_tape, self._weighs = way
         for known in (self._growing, self._mistaken, self._graphs):
             known.clear()
         self._traces.forget()
@@ -326,7 +343,7 @@ class OwnStep:
     def _apart(self, batch: Arguments) -> StepInSlices:
         """The step as it is now, traced for nobody else's use."""
         other = OwnStep(self._model, self._step, self.devices, self._prover, self._split)
-        other._computes_as(self._gathers, dict(self._added.kinds), self._at_tape)
+        other._computes_as(self._way)
         return StepInSlices(other, batch)
 
     def _graph(self, batch: Arguments) -> tuple[Any, Any]:

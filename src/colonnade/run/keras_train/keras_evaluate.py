@@ -7,7 +7,7 @@ import keras
 
 from colonnade.errors import check
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
-from colonnade.run.model.lent_step import lent
+from colonnade.run.model.exchanged import lent
 from colonnade.run.parallel.parallel import Devices
 
 

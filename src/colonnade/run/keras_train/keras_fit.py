@@ -20,7 +20,7 @@ from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.keras_profile import profiled_by
 from colonnade.run.keras_train.model_steps import How, ModelSteps, saying
 from colonnade.run.keras_train.saved_fit import SavedFit, checkpoint_problems
-from colonnade.run.model.lent_step import lent
+from colonnade.run.model.exchanged import lent
 from colonnade.run.parallel.parallel import Devices
 from colonnade.run.record.profiling import profile_problems
 from colonnade.run.sync.lockstep import Synchronous

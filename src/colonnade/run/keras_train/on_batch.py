@@ -9,7 +9,7 @@ import tensorflow as tf
 from colonnade.errors import check
 from colonnade.run.engine.protocols import Sync
 from colonnade.run.keras_train.model_steps import How, ModelSteps, silent
-from colonnade.run.model.lent_step import lent
+from colonnade.run.model.exchanged import lent
 from colonnade.run.parallel.parallel import Devices
 
 

@@ -33,7 +33,7 @@ from colonnade.run.keras_callbacks.common_callbacks import CommonCallbacks
 from colonnade.run.keras_train.fit_dataset import FitDataset
 from colonnade.run.keras_train.step_state import StepState
 from colonnade.run.machines.peers import Peers
-from colonnade.run.model.lent_step import lent
+from colonnade.run.model.exchanged import lent
 from colonnade.run.model.training_step import all_metrics
 from colonnade.run.train.signals import Interruption, interruptible
 

@@ -41,6 +41,13 @@ class GroupScope(ReplicaScope):
         values = self._of_all(gradient.values * tf.constant(self._share, gradient.dtype))
         return tf.IndexedSlices(values, self._of_all(gradient.indices), gradient.dense_shape)
 
+    def _adds_examples(self, target: Any) -> bool:
+        """A batch counts as a whole, whatever its loss is."""
+        return False
+
+    def _weight(self, source: Any, *, adds: bool) -> float:
+        return 1.0
+
     @property
     def _slot(self) -> tuple[Any, int]:
         return self._place, self._num_batches

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from colonnade.errors import InvalidArgument, Problem
+from colonnade.run.model.exchanged import exchanged, updating, with_own
 from colonnade.run.model.metrics import ROWS, as_with_keras, counted_rows, is_of_variables, known_number
 from colonnade.run.model.whole_batch import gathered
 from colonnade.run.trace.concrete import unconverted
@@ -51,6 +52,8 @@ class ReplicaScope:
         known: by their places in `sizes`, whether sizes grow with the number of examples, as far as is known.
         lookups: of the indices of a sparse gradient those of each lookup, with their kind and the shape that
             they had (see `gradient_rows`); by default each row is that of an example.
+        weighs: whether what a tape gives of a slice is made what it gives of the batch, where that is another
+            number; else the step does so itself, by how many examples there are.
         at_tape: whether gradients of variables are added where a tape gives them, so that all that is made
             of them is of the whole batch; else where they are applied, which costs less.
     """
@@ -63,9 +66,11 @@ class ReplicaScope:
         known: Mapping[int, bool] | None = None,
         lookups: Callable[[Any], Sequence[Lookup]] = lambda indices: [(indices, "own", None)],
         *,
+        weighs: bool = True,
         at_tape: bool = False,
     ) -> None:
-        self._at_tape = at_tape
+        self._weighs, self._at_tape = weighs, at_tape
+        self.weighs = False  # whether there was such a number
         self._rows, self._total, self._positions = rows, total, positions
         self._known, self._lookups = known or {}, lookups
         # Numbers that metrics were given, and first dims, in the order in which they were met. Whether they
@@ -73,27 +78,31 @@ class ReplicaScope:
         self.sizes: list[Size] = []
         self._graph: Any = None  # of the trace
         self._inside = False  # whether what is called now was called by what is exchanged
-        # In order, the path of a variable and its gradient: what optimizers were given, or what tapes gave.
+        # In order, the path of a variable and its gradient: what tapes gave, and what optimizers were given.
         self.gradients: list[tuple[str, Any]] = []
         # Who was given them, and the variables for which, where that was said.
         self.optimizers: list[tuple[Any, list[Any]]] = []
         self.applied: set[str] = set()  # paths of variables that optimizers were given gradients of
+        self._scaled: list[Any] = []  # losses that optimizers have scaled
 
     @contextmanager
     def entered(self, metrics: Sequence[Any]) -> Iterator["ReplicaScope"]:
         """While the user's step is traced."""
         self._graph = tf.compat.v1.get_default_graph()
         with _EXCHANGING, ExitStack() as stack:
-            for kind in _with("apply"):
-                stack.enter_context(_exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
-            for kind in _with("apply_gradients"):
+            for kind in with_own("apply"):
+                stack.enter_context(exchanged(kind, "apply", self._applying(vars(kind)["apply"])))
+            for kind in with_own("apply_gradients"):
                 own = self._applying_pairs(vars(kind)["apply_gradients"])
-                stack.enter_context(_exchanged(kind, "apply_gradients", own))
+                stack.enter_context(exchanged(kind, "apply_gradients", own))
+            for kind in with_own("scale_loss"):
+                own = self._scaling(vars(kind)["scale_loss"])
+                stack.enter_context(exchanged(kind, "scale_loss", own))
             stack.enter_context(_context().differentiating(self._share))
             own = self._differentiating(tf.GradientTape.gradient)
-            stack.enter_context(_exchanged(tf.GradientTape, "gradient", own))
+            stack.enter_context(exchanged(tf.GradientTape, "gradient", own))
             for metric in metrics:
-                stack.enter_context(_updating(metric, self._outermost(metric.update_state)))
+                stack.enter_context(updating(metric, self._outermost(metric.update_state)))
             stack.enter_context(counted_rows())
             yield self
 
@@ -127,13 +136,29 @@ class ReplicaScope:
         variables = variables or [None] * len(grads)
         named = [_path(v, f"{optimizer.name}'s variable {i}") for i, v in enumerate(variables)]
         self.applied |= set(named)
-        return grads if self._at_tape else self._added(grads, named)
+        if not self._at_tape:
+            return self._added(grads, named)
+        if tf.compat.v1.get_default_graph() is self._graph:  # what the step made of them
+            self._note(grads, named)
+        return grads
 
     def _added(self, grads: Sequence[Any], named: Sequence[str]) -> list[Any]:
         """Gradients of the whole batch, which are noted."""
         added = [self._sum(g, name) for g, name in zip(grads, named, strict=True)]
-        self.gradients += [(n, g) for n, g in zip(named, added, strict=True) if g is not None]
+        self._note(added, named)
         return added
+
+    def _note(self, grads: Sequence[Any], named: Sequence[str]) -> None:
+        self.gradients += [(n, g) for n, g in zip(named, grads, strict=True) if g is not None]
+
+    def _scaling(self, scale_loss: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(optimizer: Any, loss: Any) -> Any:
+            scaled = scale_loss(optimizer, loss)
+            if scaled is not loss:
+                self._scaled.append(scaled)
+            return scaled
+
+        return unconverted(noted)
 
     def _outermost(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def whole_first(*args: Any, **kwargs: Any) -> Any:
@@ -151,17 +176,41 @@ class ReplicaScope:
             tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
             given = tape, target, sources, output_gradients, *args
-            # Gradients that are given are those of something that is differentiated already. In other graphs
-            # there are no sums.
-            if output_gradients is not None or tf.compat.v1.get_default_graph() is not self._graph:
+            if tf.compat.v1.get_default_graph() is not self._graph:  # there are no sums
                 return gradient(*given, **kwargs)
-            context = _context()
-            share = 1.0 if context.marks(self._graph) and self._adds_examples(target) else self._share
-            with context.differentiating(share):
-                found = gradient(*given, **kwargs)
+            adds = self._adds_examples(target)
+            if output_gradients is None and not adds and any(target is scaled for scaled in self._scaled):
+                # Halves may not hold what a slice's loss gives: each example counts for more in that.
+                counts = self._share * tf.ones_like(target)
+                with _context().differentiating(1.0):
+                    found = gradient(tape, target, sources, counts, *args, **kwargs)
+                found = tf.nest.map_structure(lambda each: _times(each, 1 / self._share), found)
+            else:
+                # Gradients that are given are those of the batch too, unless the step sees to that.
+                summed = adds and (output_gradients is None or self._weighs)
+                with _context().differentiating(1.0 if summed else self._share):
+                    found = gradient(*given, **kwargs)
+            both = zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True)
+            flat = [_times(each, self._weight(source, adds=adds)) for each, source in both]
+            found = tf.nest.pack_sequence_as(found, flat)
             return self._of_variables(found, sources) if self._at_tape else found
 
         return unconverted(by_size)
+
+    def _weight(self, source: Any, *, adds: bool) -> float:
+        """How much more or less a batch's gradient by this is than one of its slices shows, added by size.
+
+        Where a tape adds examples up, gradients by variables are sums. Where it does not, an example counts
+        for less in the mean over the batch than in that over its slice.
+        """
+        if isinstance(source, tf.Variable | keras.Variable):
+            weight = 1 / self._share if adds else 1.0
+        else:
+            shape = tf.TensorShape(getattr(source, "shape", None))
+            of_examples = bool(shape.rank) and self._grows(shape[0])  # has its place in `sizes`
+            weight = self._share if of_examples and not adds else 1.0
+        self.weighs |= weight != 1.0
+        return weight if self._weighs else 1.0
 
     def _of_variables(self, gradients: Any, sources: Any) -> Any:
         """What a tape gives, with gradients of variables added; those of other values are of the slice."""
@@ -175,11 +224,11 @@ class ReplicaScope:
     def _adds_examples(self, target: Any) -> bool:
         """Whether a tape gives the gradient of a sum over the examples of this, and not of their mean.
 
-        It adds up what it is given, such as the scores of examples for a gradient penalty.
+        It adds up what it is given: a loss for each example, or their scores for a gradient penalty.
         """
         added = [_in_sum(v) for v in tf.nest.flatten(target) if isinstance(v, tf.Tensor)]
-        grow = [self._grows(v.shape[0]) for v in added if v.shape.rank]  # each has its place in `sizes`
-        return any(grow)
+        grow = [bool(v.shape.rank) and self._grows(v.shape[0]) for v in added]  # has its place in `sizes`
+        return bool(grow) and all(grow)
 
     def _check_place(self, method: str, value: str, error: type[InvalidArgument] = InvalidArgument) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -296,7 +345,8 @@ class ReplicaScope:
             if number is not None:
                 return tf.constant(self._total, value.dtype) if self._is_rows(number) else value
             if value.dtype.is_floating:
-                return self._mean(value)
+                summed = self.summed(value)
+                return self._mean(value) if summed is value else summed
             if value.dtype.is_integer:  # how many there are of something, or the same number for all
                 return value if is_of_variables(value) else self._all_reduce(value)
         elif value.shape.rank is not None and value.dtype != tf.string:
@@ -308,6 +358,13 @@ class ReplicaScope:
         rule = f"is given {value.dtype.name} of shape {value.shape}, of which the whole batch has no sum"
         fix = "Give it one value for each example, or the mean over them"
         raise InvalidArgument("fit()", [Problem("update_state", "a metric", rule, fix)])
+
+    def summed(self, value: Any) -> Any:
+        """The sum over all examples in the place of that over a slice's; all else as it is."""
+        is_number = isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
+        if not is_number or is_of_variables(value) or not self._adds_examples(value):
+            return value
+        return self._all_reduce(value)
 
     def whole(self, value: Any) -> Any:
         """What the whole batch has in the place of a value for each example; all else as it is."""
@@ -355,6 +412,10 @@ def _context() -> TracingContext:
     return context
 
 
+def _times(gradient: Any, factor: float) -> Any:
+    return gradient if gradient is None or factor == 1.0 else tf.math.scalar_mul(factor, gradient)
+
+
 def _in_sum(tensor: Any) -> Any:
     """What a tensor is the sum of, if it is one."""
     inner = tensor
@@ -365,36 +426,3 @@ def _in_sum(tensor: Any) -> Any:
 
 def _path(variable: Any, otherwise: str) -> str:
     return otherwise if variable is None else str(getattr(variable, "path", variable.name))
-
-
-def _with(method: str) -> list[type]:
-    """The classes of optimizers that have a method of their own."""
-    above = [kind for kind in keras.optimizers.Optimizer.__mro__ if method in vars(kind)]
-    return [*above[:1], *(k for k in _below(keras.optimizers.Optimizer) if method in vars(k))]
-
-
-def _below(kind: type) -> Iterator[type]:
-    subclasses: list[type] = kind.__subclasses__()
-    for other in subclasses:
-        yield other
-        yield from _below(other)
-
-
-@contextmanager
-def _exchanged(owner: Any, name: str, other: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, other)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _updating(metric: Any, update: Callable[..., Any]) -> Iterator[None]:
-    """An attribute of the metric itself, past Keras's own way of setting attributes."""
-    vars(metric)["update_state"] = update
-    try:
-        yield
-    finally:
-        del vars(metric)["update_state"]

@@ -85,6 +85,10 @@ class InSlices:
         """The same for another batch, and for variables as they are by then."""
         return replace(self, batch=batch, where=where)
 
+    def scaled_by(self, scale: float) -> "InSlices":
+        """The same with so many times the loss."""
+        return replace(self, scale=scale)
+
     @property
     def resting(self) -> list[tf.Variable]:
         """Weights that are 0, so that nothing is seen of what they multiply."""

@@ -28,6 +28,9 @@ class Replicated(Protocol):
     names: list[str]
     copies: Any
 
+    @property
+    def loss_scales(self) -> list[tf.Variable]: ...
+
     def counts(self, batch: Arguments) -> tuple[int, ...]: ...
 
     def traces(self, batch: Arguments) -> list[Traced]: ...
@@ -43,11 +46,18 @@ class StepInSlices:
     def __init__(self, step: Replicated, batch: Arguments) -> None:
         self._step, self.batch, self.counts, self.where = step, batch, step.counts(batch), FIRST
         self.whole, self._parts = step.whole(batch), step.traces(batch)
+        self._scale = 1.0
 
     def anew(self, batch: Arguments, where: str) -> "StepInSlices":
         """The same for another batch, and for variables as they are by then."""
         other = self._of(self.whole, self._parts)
         other.batch, other.where = batch, where
+        return other
+
+    def scaled_by(self, scale: float) -> "StepInSlices":
+        """The same with losses that optimizers scale by so many times as much, as far as they do."""
+        other = self._of(self.whole, self._parts)
+        other._scale = scale
         return other
 
     @property
@@ -111,12 +121,19 @@ class StepInSlices:
             parts = [traced.pack(leaves)[place] for traced, leaves in each]
         return whole[place], parts
 
+    def _rescale(self) -> None:
+        """Whoever looks puts back what is written."""
+        for variable in self._step.loss_scales:
+            variable.assign(variable * self._scale)
+
     def _alone(self, batch: Arguments) -> Values:
+        self._rescale()
         leaves = self.whole.on(self._step.devices[0], batch.components(), {})
         return self._values([self.whole.pack(leaves)], [sum(self.counts)]) | self._kept()
 
     def _together(self, batch: Arguments) -> Values:
         copies, total = self._step.copies, sum(self.counts)
+        self._rescale()
         copies.begin()
         before = copies.before()
         results = self._step.called(self._parts, batch)

@@ -7,7 +7,6 @@ what happens only in training (dropout, statistics of a batch) is not there with
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -309,9 +308,9 @@ class Prover:
 
 def _in_range(comparison: F) -> F:
     """The same with a smaller loss, where halves cannot hold the gradients of this one."""
-    if not isinstance(comparison, InSlices) or comparison.look.untold != NOT_FINITE:
+    if comparison.look.untold != NOT_FINITE:
         return comparison
-    smaller = (replace(comparison, scale=scale) for scale in SMALLER)
+    smaller = (comparison.scaled_by(scale) for scale in SMALLER)
     return next((other for other in smaller if other.look.untold is None), comparison)
 
 
@@ -357,7 +356,8 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
     seen += f"{worst.tolerance:.1g} is rounding"
     if worst.leaf.startswith("prediction"):
         rule = f"lets examples influence each other, and a slice has only some of them: {seen}"
-        fix = f"Take batches apart, train on one device (devices=1), or {GO_ON}"
+        fix = "Do in the dataset (data.map) what mixes examples, as some augmentation does, let layers take "
+        fix += f"examples one by one, train on one device (devices=1), or {GO_ON}"
         return Problem("model", source[1], rule, fix)
     if worst.leaf.startswith(STATE):
         name = worst.leaf.removeprefix(f"{STATE} ")
@@ -389,6 +389,10 @@ def _problem(comparison: Found, source: tuple[str, Any]) -> Problem:
         rule = f"has a loss that is not the mean of the losses of slices: {seen}"
         fix = "Leave the step to Keras and override compute_loss, which is given the predictions of the "
         fix += f"whole batch, or train on one device (devices=1); {GO_ON}"
+    elif source[0] == "add_loss":
+        rule = f"is neither a mean nor a sum over the examples: {seen}"
+        fix = "Let the model give what it is made of as an output, and add it in compute_loss, which has "
+        fix += f"the outputs of the whole batch, or train on one device (devices=1); {GO_ON}"
     else:
         rule = f"is not the mean of the losses of slices: {seen}"
         fix = "Where examples are left out, return cn.Weighted(losses, weights) to cn.Trainer; where they "

@@ -32,6 +32,7 @@ class Capture:
     used_by: frozenset[str]  # types of the ops that use it, in called functions too
     written: bool  # whether one of them may change it
     looped: bool  # whether one of them is in a loop
+    writers: frozenset[str]  # names of the ops in the trace itself that may change it, or call what may
 
 
 def captures(concrete: Any, graph: Any = None) -> tuple[Capture, ...]:
@@ -45,8 +46,9 @@ def captures(concrete: Any, graph: Any = None) -> tuple[Capture, ...]:
     captured = []
     for tensor, placeholder in zip(tensors, inputs, strict=True):
         uses = set(_users(consumers, placeholder.op.name, functions))
-        types, looped = frozenset(op for op, _ in uses), any(inside for _, inside in uses)
-        captured.append(Capture(tensor, by_handle.get(id(tensor)), types, not types <= READS, looped))
+        types, looped = frozenset(op for op, *_ in uses), any(inside for _, inside, _ in uses)
+        writers = frozenset(name for op, _, name in uses if op not in READS)
+        captured.append(Capture(tensor, by_handle.get(id(tensor)), types, bool(writers), looped, writers))
     return tuple(captured)
 
 
@@ -95,22 +97,29 @@ def _consumers(body: Iterable[Any]) -> Consumers:
 
 
 def _users(
-    consumers: Consumers, source: str, functions: dict[str, _Function], looped: bool = False
-) -> Iterator[tuple[str, bool]]:
-    """Of the ops that use what a node puts out, or of `name:k` the output k only: type, and if in a loop."""
+    consumers: Consumers,
+    source: str,
+    functions: dict[str, _Function],
+    looped: bool = False,
+    outermost: str | None = None,
+) -> Iterator[tuple[str, bool, str]]:
+    """Of the ops that use what a node puts out, or of `name:k` the output k only: type, if in a loop, and the
+    op of the trace itself that it is called by, or is.
+    """
     name, _, wanted = source.partition(":")
     for node, position, output in consumers.get(name, ()):
         if wanted and output != wanted:
             continue
         if node.op in PASSES:
             handed_on = f"{node.name}:{position}" if node.op == "IdentityN" else node.name
-            yield from _users(consumers, handed_on, functions, looped)
+            yield from _users(consumers, handed_on, functions, looped, outermost)
         elif node.op in CALLS and position >= CALLS[node.op]:
             for function in _called(node, functions):
                 argument = function.arguments[position - CALLS[node.op]]
-                yield from _users(function.consumers, argument, functions, looped or node.op in LOOPS)
+                inside, caller = looped or node.op in LOOPS, outermost or node.name
+                yield from _users(function.consumers, argument, functions, inside, caller)
         else:
-            yield node.op, looped
+            yield node.op, looped, outermost or node.name
 
 
 def _called(node: Any, functions: dict[str, _Function]) -> list[_Function]:

@@ -205,7 +205,7 @@ def independent(traced: Traced) -> list[Any]:
     They are states of random generators, what is the same on all replicas, and averages as above.
     """
     of_slice = tainted(traced)
-    ops = {variable.ref(): op for variable, op in handles(traced)}
+    ops = {capture.variable.ref(): op for capture, op in handles(traced)}
     outputs = {tensor.ref() for tensor in traced.concrete.outputs}
     refs = []
     for capture in traced.captures:
@@ -213,7 +213,7 @@ def independent(traced: Traced) -> list[Any]:
             continue
         ref, rule = capture.variable.ref(), rule_of(capture.variable)
         handle = ops[ref]
-        same = rule != "sum" and not is_local(handle, of_slice)
+        same = rule != "sum" and not is_local(capture, of_slice)
         if is_random_state(capture) or same or (rule == "mean" and _is_affine(handle, of_slice, outputs)):
             refs.append(ref)
     return refs
@@ -271,7 +271,7 @@ def factors(traced: Traced, refs: Iterable[Any]) -> dict[Any, Hashable]:
     """
     of_slice = tainted(traced)
     outputs = {tensor.ref() for tensor in traced.concrete.outputs}
-    ops = {variable.ref(): op for variable, op in handles(traced)}
+    ops = {capture.variable.ref(): op for capture, op in handles(traced)}
     place = {op: i for i, op in enumerate(traced.concrete.graph.get_operations())}
     known: dict[Any, Hashable] = {}
     for ref in refs:

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from colonnade.run.trace.captures import READS, descendants
+from colonnade.run.trace.captures import Capture, descendants
 from colonnade.run.trace.ops import draws
 from colonnade.run.trace.traced import Traced
 from colonnade.run.trace_cut.sync_cut import reached
@@ -15,23 +15,22 @@ from colonnade.run.variables.aggregation import is_random_state
 
 def local_variables(traced: Traced) -> list[tf.Variable]:
     """Variables into which a trace writes what depends on its slice other than through sums."""
-    written, of_slice = {variable.ref() for variable in traced.written}, tainted(traced)
-    return [v for v, handle in handles(traced) if v.ref() in written and is_local(handle, of_slice)]
+    of_slice = tainted(traced)
+    return [capture.variable for capture, _ in handles(traced) if is_local(capture, of_slice)]
 
 
 def counters(traced: Traced) -> list[tf.Variable]:
     """Variables into which a trace writes what no value of a batch is in, such as the number of examples."""
-    written = {variable.ref() for variable in traced.written}
-    left = [(variable, handle) for variable, handle in handles(traced) if variable.ref() in written]
+    left = [(capture, handle) for capture, handle in handles(traced) if capture.written]
     inputs = traced.concrete.inputs
     sources = [tensor.op for tensor in inputs[: len(inputs) - len(traced.captures)]]
     while True:
         of_batch = descendants(*sources)
-        given = [handle for _, handle in left if is_local(handle, of_batch)]
+        given = [handle for capture, handle in left if is_local(capture, of_batch)]
         if not given:
-            return [variable for variable, _ in left]
+            return [capture.variable for capture, _ in left]
         sources += given
-        left = [(variable, handle) for variable, handle in left if handle not in given]
+        left = [(capture, handle) for capture, handle in left if handle not in given]
 
 
 def local_outputs(traced: Traced) -> list[bool]:
@@ -55,11 +54,12 @@ def bent(traced: Traced, but: Container[Any] = ()) -> list[tuple[tf.Variable, st
     if not any(v.dtype.is_floating and v.ref() not in but for v in traced.written):
         return []
     of_slice = tainted(traced)
-    local = {variable.ref() for variable in local_variables(traced) if variable.dtype.is_floating}
     found = []
-    for variable, handle in handles(traced):
-        asked = variable.ref() in local and variable.ref() not in but
-        given = [t.op for op in _writers(handle) for t in op.inputs[1:]] if asked else []
+    for capture, handle in handles(traced):
+        variable = capture.variable
+        asked = variable.dtype.is_floating and variable.ref() not in but and is_local(capture, of_slice)
+        writers = [handle.graph.get_operation_by_name(name) for name in capture.writers] if asked else []
+        given = [tensor.op for op in writers for tensor in op.inputs[1:]]
         found += [(variable, op) for op in dict.fromkeys(_bending(given, of_slice))]
     return found
 
@@ -94,31 +94,26 @@ def _of_slice(traced: Traced) -> set[str]:
     inputs = traced.concrete.inputs
     batch = {tensor.op.name for tensor in inputs[: len(inputs) - len(traced.captures)]}
     known = handles(traced)
-    drawn = [c.variable.ref() for c in traced.captures if c.variable is not None and is_random_state(c)]
-    sources = batch | {op.name for variable, op in known if variable.ref() in drawn}
+    sources = batch | {op.name for capture, op in known if is_random_state(capture)}
     graph = traced.concrete.graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
     sources |= {node.name for node in graph.node if draws(node, functions)}
     while True:
         of_slice = reached(sources, traced)
-        more = {op.name for _, op in known if op.name not in sources and is_local(op, of_slice)}
+        more = {op.name for capture, op in known if op.name not in sources and is_local(capture, of_slice)}
         if not more:
             return of_slice
         sources |= more
 
 
-def is_local(handle: Any, of_slice: Container[str]) -> bool:
-    """Whether something of the slice is written to the variable of a handle."""
-    return any(op.name in of_slice for op in _writers(handle))
+def is_local(capture: Capture, of_slice: Container[str]) -> bool:
+    """Whether something of the slice is written to a variable."""
+    return any(name in of_slice for name in capture.writers)
 
 
-def _writers(handle: Any) -> list[Any]:
-    return [op for output in handle.outputs for op in output.consumers() if op.type not in READS]
-
-
-def handles(traced: Traced) -> list[tuple[tf.Variable, Any]]:
-    """The variables that a trace captures, and the ops that stand for their handles in it."""
+def handles(traced: Traced) -> list[tuple[Capture, Any]]:
+    """The variables that a trace captures, each with the op that stands for its handle in it."""
     inputs = traced.concrete.inputs
     placeholders = inputs[len(inputs) - len(traced.captures) :]
     pairs = zip(traced.captures, placeholders, strict=True)
-    return [(capture.variable, tensor.op) for capture, tensor in pairs if capture.variable is not None]
+    return [(capture, tensor.op) for capture, tensor in pairs if capture.variable is not None]

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import keras
 
-from colonnade.run.model.lent_step import lent
+from colonnade.run.model.exchanged import lent
 
 
 def model():
