@@ -123,13 +123,25 @@ def test_generators_may_leave_out_weights():
 
 
 class Sums(keras.Sequential):
+    times = 1
+
     def test_step(self, data):
         x, y, *_ = data
-        return {"loss": ops.sum((self(x) - y) ** 2)}
+        total = ops.sum((self(x) - y) ** 2)
+        return {"total": total if self.times == 1 else self.times * total}
 
 
-def test_a_step_of_its_own_that_tells_a_sum_is_refused():
+def test_a_step_of_its_own_may_tell_a_sum_over_the_examples():
     made = Sums([keras.Input([4]), keras.layers.Dense(2)])
+    made.compile()
+    expected = made.evaluate(X, Y, verbose=0, return_dict=True)
+    found = cn.evaluate(made, X, Y, devices=2, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_of_its_own_that_tells_what_nobody_sees_to_be_a_sum_is_refused():
+    made = Sums([keras.Input([4]), keras.layers.Dense(2)])
+    made.times = 2
     made.compile()
     with pytest.raises(cn.InvalidArgument, match="test_step='Sums': tells what is no mean"):
         cn.evaluate(made, X, Y, devices=2, verbose=0)
